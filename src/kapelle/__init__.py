@@ -42,9 +42,9 @@ _NAMES: Mapping[str, str] = {
     "kapelle.types": "Episode Group Image Message Sampling Task Turn",
     "kapelle.workflow": "Scene Workflow",
 }
-"""Module → the public names that it defines."""
+"""Mapping from each module to the public names that it defines."""
 HOMES: Mapping[str, str] = {name: module for module, names in _NAMES.items() for name in names.split()}
-"""Public name → module that defines it."""
+"""Mapping from each public name to the module that defines it."""
 
 __all__ = ["__version__", *sorted(HOMES)]  # noqa: PLE0604 - built from the table above
 

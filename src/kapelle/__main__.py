@@ -1,4 +1,7 @@
-"""`python -m kapelle` is the same as `kapelle`; `torchrun -m` starts this form."""
+"""Run the command line: `python -m kapelle` is the same as the command `kapelle`.
+
+The form `torchrun -m kapelle` also starts this module.
+"""
 
 from kapelle.cli import main
 

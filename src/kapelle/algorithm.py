@@ -1,9 +1,10 @@
-"""Algorithms: an algorithm is one row of choices over shared pure functions.
+"""The interface of algorithms: an algorithm combines a credit function, a loss and a few settings in one object (`Algorithm`).
 
-`credit` turns groups of episodes into an advantage for every trained token. `policy_loss` turns the trainer's log-probs and these
-advantages into a sum and a weight. The library does the rest: sampling, weight sharing, packing and gradient reduction.
+The function `credit` computes an advantage for every trained token from groups of episodes. The function `policy_loss` computes an
+unnormalised loss and its divisor from the trainer's log-probs and these advantages. The library handles sampling, weight sharing,
+packing and gradient reduction.
 
-Shapes: K trained tokens of one batch, S sequences, T tokens of one turn.
+Shapes: K is the number of trained tokens of one batch, S the number of sequences, and T the number of tokens of one turn.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """The credit of one turn, per token."""
+    """The advantage of each token of one turn, and other training targets of this turn."""
 
     advantage_T: Tensor
     return_T: Tensor | None = None
-    """Targets of the critic's values, `[T]` or `[1]` (`CriticSpec.unit`); None without a critic."""
+    """Targets of the critic's values, of shape (T,) or (1,) depending on `CriticSpec.unit`, or None if there is no critic."""
     weight: float = 1.0
-    """Weight of the turn in its policy's loss and in the loss's divisor; 0 excludes it. Losses over pairs use only whether
-    it is 0. A custom loss reads weights other than 0 and 1 from `Column.WEIGHT`."""
+    """Weight of the turn in the loss of its policy and in the divisor of this loss; a turn with weight 0 is excluded. Losses over pairs
+    only check whether the weight is 0. A custom loss reads weights other than 0 and 1 from `Column.WEIGHT`."""
     pair: int | None = None
-    """Number of the turn's pair, for losses over pairs; the advantage is +1 on the chosen side and −1 on the rejected side."""
+    """Index of the pair to which the turn belongs, for losses over pairs. The advantage is +1 for the chosen turn of a pair and −1 for
+    the rejected turn."""
     after: Tensor | None = None
-    """Target (scalar) of the critic's value after the turn, which estimates everything that follows. None if it is unknown or
-    nothing follows; used only in steps with such values (`Signals.after`)."""
+    """Target (scalar) of the critic's value after the turn, which estimates the return of everything that follows the turn. None if the
+    target is unknown or if nothing follows the turn. The target is used only in steps that compute such values (`Signals.after`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,100 +56,102 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The K target tokens of one policy in one batch, flat, turn after turn."""
+    """The K target tokens of one policy in one batch, as flat tensors in the order of the turns."""
 
     segment_K: Tensor
-    """Index (0 … S−1) of the sequence that each token belongs to; int64, ascending."""
+    """Index (0 to S−1) of the sequence that each token belongs to, as an ascending int64 tensor."""
     segments: int
-    """S."""
+    """The number of sequences, S."""
     mask_K: Tensor
-    """1.0 for tokens that count, else 0.0."""
+    """Mask with 1.0 for tokens that count in the loss and 0.0 for other tokens."""
     columns: Mapping[str, Tensor]
-    """Per-token columns: see `rows.Column`, whose members are these strings."""
+    """Additional values of each token by column name; `rows.Column` lists the column names."""
     pair_S: Tensor | None = None
-    """Number of each sequence's pair (`Credit.pair`), int64; None without pairs."""
+    """Index of each sequence's pair (`Credit.pair`) as an int64 tensor, or None if there are no pairs."""
     observed_S: Tensor | None = None
-    """1.0 for sequences that the agent observed, 0.0 for sequences that it wrote; None if it wrote all."""
+    """Mask with 1.0 for sequences that the agent observed and 0.0 for sequences that the agent generated; None if the agent generated all
+    of them."""
 
     def __getitem__(self, column: str) -> Tensor:
         return self.columns[column]
 
 
 class Loss(NamedTuple):
-    """An unnormalised loss: the engine divides by the policy's global weight."""
+    """An unnormalised loss. The engine divides the loss by the total weight of the policy."""
 
     total: Tensor
-    """Sum over the batch, scalar, with gradient."""
+    """Sum of the loss over the batch, as a scalar tensor with gradient."""
     weight: Tensor
-    """Divisor of the sum over the whole update, scalar, without gradient."""
+    """Contribution of the batch to the divisor, which is summed over the whole update; a scalar tensor without gradient."""
     metrics: Mapping[str, tuple[Tensor, Tensor]] = {}
-    """Name → (sum, weight), both detached."""
+    """Mapping from the name of each metric to its sum and its weight, both detached."""
 
 
 PolicyLoss: TypeAlias = Callable[[Outputs, Targets], Loss]
-"""A pure function of a forward pass and its targets."""
+"""A pure function that computes a loss from the outputs of a forward pass and the target tokens."""
 
 
 CriticLoss: TypeAlias = "Callable[[Tensor, Targets], Loss]"
-"""A pure function of values `_K` and targets."""
+"""A pure function that computes a loss from the values of a critic and the target tokens."""
 
 
 CreditFunction: TypeAlias = "Callable[[Sequence[Group], Signals], Mapping[TurnKey, Credit]]"
-"""A pure function of groups and signals that returns credit for every trained turn."""
+"""A pure function that computes the credit of every trained turn from groups of episodes and signals."""
 
 
 MIXER_UNDONE = "mixer_undone"
-"""Metric of a credit memory: 1.0 if its fit made weights non-finite and was undone, otherwise absent."""
+"""Name of the metric that a credit memory reports with value 1.0 if its fit made weights non-finite and was therefore undone."""
 
 
 class CreditMemory(Protocol):
-    """Credit with state between steps: baselines, mixers, replay.
+    """A credit function that keeps state between steps, such as baselines, mixers or a replay buffer.
 
-    `state` contains all of this state, so that a resumed run is bitwise identical. A subclass can omit methods that it does not need.
+    The method `state` must return all of this state, so that a resumed run is bitwise identical. A subclass can omit methods that it
+    does not need.
     """
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return credit for every trained turn, and update the state with the step."""
+        """Return the credit of every trained turn, and update the state from the groups of the step."""
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the last call; by default none."""
+        """Return the metrics of the last call; the default is an empty mapping."""
         return {}
 
     def state(self) -> dict[str, object]:
-        """Return the state as a tree of tensors and plain values; by default empty."""
+        """Return the state as a tree of tensors and plain values; the default is an empty dict."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `state` returned."""
+        """Restore a state that was returned by `state`."""
         return
 
 
 Choose: TypeAlias = Callable[[Sequence[str], int, int], tuple[str, ...]]
-"""(policies, step, seed) → the policies that the step updates, in order; pure."""
+"""A pure function of the policies, the step and the seed that returns the policies to update in this step, in order."""
 
 
 def everybody(policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]:
-    """Return all policies, in the given order."""
+    """Return all policies in the given order."""
     return tuple(policies)
 
 
 class Mover(NamedTuple):
-    """The two calls that an order makes to a train engine."""
+    """The two methods of a train engine that an update order can call."""
 
     update: Callable[[Sequence[Sample]], dict[str, float]]
-    """Function that takes the optimiser steps of all learners of the samples and returns metrics."""
+    """Function that takes the optimiser steps of all learners of the given samples and returns metrics."""
     score: Callable[[Sequence[Sample]], list[Tensor]]
-    """Function that returns log-probs `_T` of each sample's targets under the current weights."""
+    """Function that returns, for each sample, a tensor of shape (T,) with the log-probs of its target tokens under the current weights."""
 
 
 class UpdateSamples(NamedTuple):
     """The samples of one update."""
 
     policies: Mapping[TurnKey, Sample]
-    """Sample of each turn with credit."""
+    """Mapping from each turn with credit to its sample."""
     critics: Sequence[Sample]
-    """Samples of the critics."""
+    """Samples on which the critics are trained."""
     groups: Sequence[Group]
     """The episodes from which the samples come."""
 
@@ -157,7 +161,7 @@ Move: TypeAlias = Callable[[Mover, Sequence[str], UpdateSamples], dict[str, floa
 
 
 def at_once(mover: Mover, chosen: Sequence[str], samples: UpdateSamples) -> dict[str, float]:
-    """Update the chosen policies and all critics in one pass."""
+    """Update the chosen policies and all critics together."""
     own = [sample for sample in samples.policies.values() if sample.learner in chosen]
     learning = [*own, *samples.critics]
     return mover.update(learning) if learning else {}
@@ -165,7 +169,7 @@ def at_once(mover: Mover, chosen: Sequence[str], samples: UpdateSamples) -> dict
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The policies that a step updates, and whether it updates them together or one after another."""
+    """The choice of the policies that a step updates, and whether the step updates them together or one after another."""
 
     choose: Choose = everybody
     move: Move = at_once
@@ -178,121 +182,126 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class CriticSpec:
-    """The critics that an algorithm needs."""
+    """The type of critic that an algorithm needs."""
 
     view: Literal["local", "central", "answer"]
-    """Input of the critic: the agent's own observation (`local`), everything that all agents read and wrote (`central`), or the
-    question and the turn's text (`answer`). `answer` gives one value at the text's end."""
+    """Input of the critic: the agent's own observation (`local`), all text that any agent read or wrote (`central`), or the question and
+    the text of the turn (`answer`). With `answer`, the critic computes one value at the end of the text."""
     loss: CriticLoss
     sharing: Literal["own", "shared"]
-    """Default of `team.critic_sharing`."""
+    """Default of the setting `team.critic_sharing`."""
     coefficient: float = 1.0
-    """Weight of the critic's loss."""
+    """Coefficient of the critic's loss."""
     unit: Literal["token", "turn", "after"] = "token"
-    """One value before each completion token, one before the turn, or one after the turn (Q). With `after`, the view `central`
-    includes simultaneous completions of other agents."""
+    """Positions at which the critic computes values: before each completion token, before each turn, or after each turn (Q-value). With
+    `after`, a critic with the view `central` also reads the simultaneous completions of other agents."""
     bootstraps: bool = True
-    """Whether credit uses the values after turns of truncated episodes, which critics then learn. The view `answer` has no such values."""
+    """Whether the credit function uses the values after turns of truncated episodes; if so, critics are also trained at these positions.
+    The view `answer` has no such values."""
     everyone: bool = False
-    """Whether one critic evaluates all agents, including frozen ones (a verifier)."""
+    """Whether one critic evaluates all agents, including frozen agents (a verifier)."""
     ends: Callable[[str, str], Sequence[int]] | None = None
-    """For the view `answer`: question and text → ascending positions in characters, each with an additional value after that
-    part of the text. None gives only the value at the end."""
+    """For the view `answer`: a function that takes the question and the text and returns ascending character positions in the text. The
+    critic computes an additional value at each of these positions. If None, the critic computes only the value at the end."""
     calibration: Kind = "none"
-    """Mapping from a verifier's scores to probabilities, fitted on half of the held-out questions (`training.held_out`)."""
+    """Type of calibration that maps the scores of a verifier to probabilities. The calibration is fitted on half of the held-out
+    questions (`training.held_out`)."""
 
 
 JointAction = tuple[int, ...]
-"""The number of one candidate for each agent that moves at a moment."""
+"""Indices of the candidates that the agents choose, with one index for each agent that moves at the same moment."""
 
 
 JudgedBy: TypeAlias = Callable[[Sequence[int], int, int], Sequence[JointAction]]
-"""(number of candidates of each agent, mover, candidate) → the joint actions that give the candidate its value; pure."""
+"""A pure function that returns the joint actions over which the value of a candidate is computed. The arguments are the number of
+candidates of each agent, the index of the moving agent and the index of the candidate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Tree sampling: the candidates at a moment, their values, and the candidate with which the episode continues."""
+    """Settings of tree sampling: the candidates of each turn, their values, and the candidate with which the episode continues."""
 
     candidates: int
-    """Number of candidates per prompt at every turn of a trained agent."""
+    """Number of candidate completions that are sampled per prompt at every turn of a trained agent."""
     continuations: int
-    """Number of continuations of the episode per joint action."""
+    """Number of continuations of the episode that are sampled per joint action."""
     returns: Callable[[Episode], Mapping[str, float]]
-    """Episode → each agent's return over the whole episode. Rewards before the moment are equal for all candidates, so they cancel."""
+    """Function that returns each agent's return over a whole episode. Rewards before the turn are equal for all candidates, so they
+    cancel out."""
     judged_by: JudgedBy
     chosen: Callable[[Sequence[float]], int]
-    """Values of one agent's candidates → the number of the candidate with which the episode continues."""
+    """Function that takes the values of one agent's candidates and returns the index of the candidate with which the episode continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interventions:
-    """Changes of every episode and their continuations; `rollout.interventions` runs them."""
+    """Settings of interventions: changes of every episode, each followed by continuations of the episode (`rollout.interventions`)."""
 
     change: Callable[[Group, int, Team], Sequence[Change]]
-    """(group, episode's number, team) → the changes of the episode."""
+    """Function of a group, the index of an episode in this group and the team that returns the changes of this episode."""
     continuations: int
-    """Number of continuations per change; the n-th continuations of all changes at one moment use the same seeds."""
+    """Number of continuations per change. The n-th continuations of all changes at one moment use the same seed."""
     returns: Callable[[Episode], Mapping[str, float]]
-    """Episode → each agent's return over the whole episode."""
+    """Function that returns each agent's return over a whole episode."""
     share: float | None = None
-    """Maximum tokens of all continuations, as a share of the tokens of the group's episodes; None for no limit."""
+    """Maximum number of tokens of all continuations of a group, as a share of the tokens of the group's episodes; None for no limit."""
     tokens: int | None = None
-    """Maximum tokens of all continuations of a step, divided equally among its groups; None for no limit."""
+    """Maximum number of tokens of all continuations of a step, divided equally among its groups; None for no limit."""
     says: Callable[[Group], Callable[[Slot], float]] | None = None
-    """Group without one of its episodes → the priority of a change of that episode, by its slot. If there is a limit, the changes with
-    the highest priority are continued. None keeps the listed order."""
+    """Function that takes a group without one of its episodes and returns the priority of each change of this episode, by slot. If the
+    number of tokens is limited, the changes with the highest priority are continued first. If None, the changes keep their order."""
 
 
 class Slot(NamedTuple):
-    """The place of a change, for comparison across the episodes of a group."""
+    """The position of a change in an episode, used to compare changes of different episodes of a group."""
 
     agents: tuple[str, ...]
-    """The changed agents."""
+    """Names of the changed agents."""
     number: int | None
-    """Number of the agent's turn, from 0; None if all its turns change."""
+    """Index of the changed turn among the turns of the agent, or None if all turns of the agent change."""
 
 
 class Change(NamedTuple):
-    """One intervention: a change of an episode."""
+    """An intervention that changes one episode."""
 
     what: Literal["resample", "replace", "remove", "swap"]
     agents: tuple[str, ...]
-    """The changed agents."""
+    """Names of the changed agents."""
     turn: int | None = None
-    """Index of the turn that is resampled or replaced; for `remove` and `swap`, all turns of the agents change."""
+    """Index of the turn that is resampled or replaced. For `remove` and `swap`, all turns of the agents change."""
     by: Turn | str | None = None
-    """The replacement: a turn with the same prompt, or the name of the policy that is swapped in."""
+    """The replacement: a turn with the same prompt, or the name of the policy that replaces the policy of the agents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The source of a step's episodes, and requirements on them."""
+    """Settings of the data of a training step: its source, and how episodes are sampled."""
 
     source: Literal["rollout", "demonstrations"] = "rollout"
     group_size: int = 1
     """Number of episodes per task."""
     tree: Tree | None = None
-    """Tree sampling at every turn of a trained agent; None samples whole episodes."""
+    """Settings of tree sampling, which applies at every turn of a trained agent. If None, whole episodes are sampled."""
     widths: tuple[int, ...] = ()
-    """Number of samples at each first moment, at each second moment after it, and so on; `group_size` is their product. Episodes
-    of one branch share their turns up to the next branch."""
+    """Number of samples at the first moment of an episode, at the second moment, and so on; their product is `group_size`. Episodes of
+    the same branch share their turns up to the next branch."""
     interventions: Interventions | None = None
-    """Changes of every episode that measure the effect of a turn or an agent."""
+    """Changes of every episode that measure the effect of a turn or of an agent."""
     redraw: int = 0
-    """Maximum number of times that a task whose group has no variance is replaced by another task in the same step."""
+    """Maximum number of times that a task is replaced by another task in the same step because the returns of its group have no
+    variance."""
     scores: bool = False
-    """Whether credit reads `Turn.score`; if so, the workflow must score turns."""
+    """Whether the credit function reads `Turn.score`, in which case the workflow must score turns."""
     observations: float = 0.0
-    """Weight of the agent's next observations, for algorithms without credit; 0 excludes them."""
+    """Weight of the loss on the agent's next observations, for algorithms without credit; with 0, observations are excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The optimiser's passes over a step's data."""
+    """Settings of the optimiser's passes over the data of a step."""
 
     epochs: int = 1
-    """Number of passes over a step's data."""
+    """Number of passes over the data of a step."""
     minibatches: int = 1
     """Number of optimiser steps per pass."""
     order: Order = Order()
@@ -301,15 +310,15 @@ class Update:
 
 
 class AfterUpdate(Protocol):
-    """A hook on the weights after every step's update, before they are published."""
+    """A hook that can change the weights after the update of every step, before the weights are published."""
 
     @property
     def moves_weights(self) -> bool:
-        """Whether the hook changes policies' weights; if so, rollouts cannot run ahead of the update."""
+        """Whether the hook changes the weights of policies, in which case rollouts cannot run ahead of the update."""
         ...
 
     def __call__(self, step: int, team: Team, engine: Learners) -> None:
-        """Run the hook after step `step` (from 1)."""
+        """Run the hook after the given step (from 1)."""
         ...
 
 
@@ -325,60 +334,63 @@ class Taught:
     """Settings of an algorithm whose policies learn from a teacher."""
 
     teacher: str | dict[str, str]
-    """One teacher for all policies, or policy → teacher; if a teacher is a run, its policy of the same name is used."""
+    """Name of the teacher of all policies, or a mapping from each policy to its teacher. If a teacher is a run, the policy with the same
+    name in that run is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One row: the source of data, the credit, the loss, and the order of updates."""
+    """The definition of an algorithm: the data, the credit function, the loss and the order of updates."""
 
     name: str
     policy_loss: PolicyLoss
-    """Loss of every step; with `annealed`, only of the first step."""
+    """Loss function of every step. If `annealed` is given, this loss is used only in the first step."""
     credit: CreditFunction | None = None
-    """Credit function; None for algorithms that learn from demonstrations. With a `memory`, it gives the credit of the first step."""
+    """Credit function, or None for algorithms that learn from demonstrations. If `memory` is given, this function computes the credit of
+    the first step."""
     data: Data = Data()
     needs: tuple[Signal, ...] = ()
-    """Signals that credit and losses need (`kapelle.algorithms.signals`)."""
+    """Signals that the credit function and the loss need (`kapelle.algorithms.signals`)."""
     update: Update = Update()
     memory: Callable[[Team, int], CreditMemory] | None = None
-    """(team, seed) → the credit memory that replaces `credit`."""
+    """Function of the team and the seed that returns the credit memory, which replaces `credit`."""
     memory_learns: bool = False
-    """Whether the memory is fitted to returns, as a critic is, so that it can be trained alone before the policies
+    """Whether the memory is fitted to returns like a critic, so that it can be trained alone before the policies
     (`training.critic_warmup`)."""
     returns: Callable[[Episode], Mapping[str, float]] | None = None
-    """Episode → each agent's undiscounted return in training, after reward sharing; None for no sharing."""
+    """Function that computes each agent's undiscounted return of an episode after reward sharing. If None, rewards are not shared."""
     after_update: tuple[AfterUpdate, ...] = ()
-    """Hooks that run in this order after every update."""
+    """Hooks that run after every update, in this order."""
     checks: tuple[Callable[[Team], None], ...] = ()
     """Functions that raise ConfigError if the algorithm does not support a team."""
     lacks: str = "no turn has credit"
-    """Message for a step from which nothing can be learned."""
+    """Message for a step in which no turn can be trained on."""
     annealed: Callable[[float], PolicyLoss] | None = None
-    """Share of the run's steps that are done → the loss of the next step; None if the loss is constant."""
+    """Function that takes the completed share of the run's steps and returns the loss of the next step. None if the loss is the same in
+    all steps."""
 
     def need(self, kind: type[S]) -> S | None:
-        """Return the signal of this kind that the algorithm needs; None if it needs none."""
+        """Return the signal of this type that the algorithm needs, or None if the algorithm needs no signal of this type."""
         return next((signal for signal in self.needs if isinstance(signal, kind)), None)
 
     @property
     def critic(self) -> CriticSpec | None:
-        """The critics that it needs; None if it needs none."""
+        """The critics that the algorithm needs, or None if the algorithm needs no critic."""
         return next((signal.critic for signal in self.needs if isinstance(signal, _NeedsCritics)), None)
 
     @property
     def judges(self) -> bool:
-        """Whether it trains a verifier."""
+        """Whether the algorithm trains a verifier."""
         return self.critic is not None and self.critic.everyone
 
     @property
     def collects_episodes(self) -> bool:
-        """Whether it learns from the team's own episodes."""
+        """Whether the algorithm learns from episodes of the team itself."""
         return self.data.source == "rollout"
 
     @property
     def attempts(self) -> int:
-        """Number of samples that are compared with one another: the episodes of a task, or a tree's candidates."""
+        """Number of samples that are compared with each other: the episodes of a task, or the candidates of a tree."""
         return self.data.group_size if self.data.tree is None else self.data.tree.candidates
 
 
@@ -399,11 +411,11 @@ ELSEWHERE = {
     "madpo": "`algorithm.name: dpo`",
     "gkd": "`algorithm.name: distill`",
 }
-"""Name of an algorithm in papers or other libraries → the settings that select it in kapelle."""
+"""Mapping from the name of an algorithm in papers or other libraries to the settings that select this algorithm in kapelle."""
 
 
 def algorithm_class(name: str) -> type:
-    """Return the settings class of an algorithm by name, `module:Class` or entry point."""
+    """Return the settings class of an algorithm, given its name, `module:Class` or the name of an entry point."""
     if name.lower() in ("sac", "td3", "ddpg"):
         raise ConfigError(
             f"The algorithm '{name}' does not exist in kapelle (docs/explanations/which_algorithm.md explains why). Use `a2c`, or `ppo` "
@@ -420,9 +432,10 @@ def algorithm_class(name: str) -> type:
 
 
 def row_of(name: str, build: Callable[[], Algorithm]) -> Algorithm:
-    """Return the row that the settings of an algorithm build.
+    """Return the `Algorithm` that is built from the settings of an algorithm.
 
-    Raises ConfigError, with the algorithm's name, if `build` raises an error, or if the row or one of its parts has a wrong type.
+    Raises ConfigError with the name of the algorithm if `build` raises an error, or if the result or one of its fields has the wrong
+    type.
     """
     who = f"Algorithm '{name}'"
     try:
@@ -486,7 +499,7 @@ def _is_function(value: object) -> bool:
 
 
 def _check_types(who: str, row: Algorithm) -> None:
-    """Raise ConfigError for the first part of a row with a wrong type."""
+    """Raise ConfigError if a field of an `Algorithm` has the wrong type; the message names the first such field."""
 
     def need(is_valid: bool, part: str, fix: str) -> None:
         if not is_valid:
@@ -521,7 +534,10 @@ def _check_types(who: str, row: Algorithm) -> None:
 
 
 def check_learners(run: RunToCheck) -> Iterator[str]:
-    """Yield a message if no weights are trained, or if the algorithm does not train them; raise ConfigError for unsuitable teams."""
+    """Yield a message if no weights are trained or if the algorithm does not train them.
+
+    Raises ConfigError if the team is not supported.
+    """
     algorithm, team = run.algorithm, run.team
     if algorithm.judges and team.trained:
         yield f"`{algorithm.name}` does not train agents, but policy '{team.trained[0]}' of this team is trained. Set `team.sharing: frozen`."
@@ -534,7 +550,7 @@ def check_learners(run: RunToCheck) -> Iterator[str]:
 
 
 def check_critic_warmup(run: RunToCheck) -> Iterator[str]:
-    """Yield a message if critics cannot be trained alone at first."""
+    """Yield a message if a critic warmup is set but the critics cannot be trained before the policies."""
     algorithm = run.algorithm
     learns_beside = algorithm.critic is not None or algorithm.memory_learns
     if run.config.training.critic_warmup and (not learns_beside or algorithm.judges):
@@ -560,7 +576,7 @@ def check_one_tokeniser(run: RunToCheck) -> Iterator[str]:
 
 
 def check_sampling(run: RunToCheck) -> None:
-    """Raise ConfigError for a trained agent whose sampling log-probs the trainer cannot compute."""
+    """Raise ConfigError if the trainer cannot compute the sampling log-probs of a trained agent."""
     for agent in run.team.agents if run.algorithm.collects_episodes else ():
         sampling = agent.sampling
         if not run.team.policy(agent.name).trained:

@@ -1,4 +1,4 @@
-"""Every error that kapelle raises on purpose.
+"""The exception classes of kapelle, for every error that the library raises on purpose.
 
     KapelleError
     ├── ConfigError (ValueError)      an invalid recipe, key, name or combination of them
@@ -22,8 +22,8 @@
     ├── TrainingHalted                a run that was stopped by one of its own limits
     └── OutputError                   an output file or stream of a command that cannot be written
 
-Messages say what is wrong, where, and how to fix it. The command line prints each message as one line and exits with code 2. Any
-other exception is a defect of kapelle and shows its traceback.
+Error messages state what is wrong, where it is wrong and how to fix it. The command line prints each message as one line and exits
+with code 2. Any other exception is a bug in kapelle and is shown with its traceback.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from typing import Any
 
 
 class KapelleError(Exception):
-    """Root of every error that kapelle raises on purpose."""
+    """Base class of every error that kapelle raises on purpose."""
 
 
 class ConfigError(KapelleError, ValueError):
-    """An invalid recipe, key, name or combination of them."""
+    """A recipe, key or name is invalid, or settings cannot be combined."""
 
 
 class DataError(KapelleError, ValueError):
-    """A data file that is missing, corrupt or not in the stated format."""
+    """A data file is missing, corrupt or not in the expected format."""
 
 
 class ModelError(KapelleError, ValueError):
-    """A model folder, tokeniser or adapter that cannot be used."""
+    """A model folder, tokeniser or adapter cannot be used."""
 
 
 class Absent(KapelleError):
-    """Something that this machine lacks but another may have: a package, device, file or a hub's response.
+    """Something is missing on this machine that another machine may have, such as a package, a device, a file or access to a hub.
 
-    `--dry-run` lists such things and continues.
+    With `--dry-run`, the command line lists what is missing and continues.
     """
 
 
 @contextmanager
 def noting(absent: list[str] | None, *also: type[KapelleError]) -> Iterator[None]:
-    """Add the message of an `Absent` error in the block to `absent`, without duplicates; re-raise the error if `absent` is None.
+    """Catch an `Absent` error that is raised in the block, and add its message to `absent` unless the list already contains it.
 
-    `also` lists additional classes of errors to collect.
+    If `absent` is None, the error is raised again. The argument `also` lists additional exception classes to catch.
     """
     kinds: tuple[type[KapelleError], ...] = (Absent, *also)
     try:
@@ -75,85 +75,88 @@ def noting(absent: list[str] | None, *also: type[KapelleError]) -> Iterator[None
 
 
 class AbsentPackage(ConfigError, Absent):
-    """A package or device that settings need but this machine lacks."""
+    """A package or device that the settings need is missing on this machine."""
 
 
 class AbsentCode(ConfigError):
-    """A user's file or function that settings name but that is missing; rollouts and training need it, but export and serving do not."""
+    """A user's file or function that the settings refer to is missing.
+
+    Rollouts and training need this code, but export and serving do not.
+    """
 
 
 class AbsentData(DataError, Absent):
-    """Rows that are neither on this machine nor available from a hub."""
+    """The rows of a data set are neither on this machine nor available from a hub."""
 
 
 class AbsentModel(ModelError, Absent):
-    """A model that is neither on this machine nor available from a hub."""
+    """A model is neither on this machine nor available from a hub."""
 
 
 class ContextError(KapelleError, ValueError):
-    """A prompt that exceeds the model's context."""
+    """A prompt exceeds the context length of the model."""
 
 
 class RunDirectoryError(KapelleError):
-    """A run directory that is in use, belongs to something else or cannot be written."""
+    """A run directory is in use, belongs to something else or cannot be written."""
 
 
 class CheckpointError(KapelleError):
-    """A checkpoint that is missing or damaged."""
+    """A checkpoint is missing or damaged."""
 
 
 class EngineError(KapelleError):
-    """A failure of a rollout or train engine."""
+    """A rollout engine or train engine failed."""
 
 
 class ParityError(EngineError):
-    """Log-probs of trainer and sampler differ: the sampler did not use the trained weights."""
+    """The log-probs of trainer and sampler differ, because the sampler did not use the trained weights."""
 
 
 class PeerFailed(EngineError):
-    """A failure of another process of the same step; the run ends with that process's error."""
+    """Another process of the same step failed. The run ends with the error of that process."""
 
 
 class AlgorithmError(KapelleError):
-    """Signals, credit, a loss or a hook of an algorithm that training cannot use."""
+    """Training cannot use the signals, the credit function, the loss or a hook of an algorithm."""
 
 
 class NumericsError(KapelleError):
-    """A loss, gradient, reward or log-prob that is not finite."""
+    """A loss, gradient, reward or log-prob is not finite."""
 
 
 class EpisodeError(KapelleError):
-    """A failure inside one episode; it becomes `Episode.error`, and other episodes continue."""
+    """An episode failed. The message is stored in `Episode.error`, and other episodes continue."""
 
     def __init__(self, message: str = "", info: Mapping[str, str] | None = None) -> None:
-        """Set a message, and information on the episode that becomes `Episode.info`."""
+        """Set the message of the error, and information about the episode that is stored in `Episode.info`."""
         super().__init__(message)
         self.info: Mapping[str, str] = dict(info or {})
 
 
 class SandboxError(Absent):
-    """A sandbox, or a layer of it, that this machine cannot provide; nothing ran."""
+    """A sandbox, or a layer of a sandbox, is not available on this machine, so that no program was run."""
 
 
 class TrainingHalted(KapelleError):
-    """A run that was stopped by one of its own limits, such as the share of failed episodes."""
+    """A run was stopped by one of its own limits, such as the share of failed episodes."""
 
     def __init__(self, message: str = "", groups: Collection[Any] = ()) -> None:
-        """Set a message, and the groups with the failed episodes that caused the stop."""
+        """Set the message of the error, and the groups whose failed episodes stopped the run."""
         super().__init__(message)
         self.groups = groups
 
 
 class OutputError(KapelleError):
-    """An output file or stream of a command that cannot be written."""
+    """An output file or stream of a command cannot be written."""
 
 
 EACH = "\n- "
-"""Separator of several problems in one error."""
+"""Separator between the problems that one error message lists."""
 
 
 def raise_all(faults: Collection[ConfigError]) -> None:
-    """Raise the only problem, or one error that lists all of them; return if there is none."""
+    """Raise the error if there is only one, or a single error that lists all of them. Return if there is no error."""
     messages = list(dict.fromkeys(map(str, faults)))
     if len(messages) > 1:
         raise ConfigError(EACH.join([f"{len(messages)} settings cannot be used:", *messages]))
@@ -162,24 +165,28 @@ def raise_all(faults: Collection[ConfigError]) -> None:
 
 
 def need_known(setting: str, kind: str, name: str | None, known: Collection[str]) -> None:
-    """Raise ConfigError if a setting names something (an agent, a node) that does not exist; None is accepted."""
+    """Raise ConfigError if a setting refers to something that does not exist, such as an agent or a node.
+
+    The name None is accepted.
+    """
     if name is not None and name not in known:
         raise ConfigError(f"{setting} refers to the unknown {kind} '{name}'.{did_you_mean(name, known)}")
 
 
 LONGEST_LIST = 120
-"""Maximum characters of a list of names in a message; a longer list is replaced by the closest names."""
+"""Maximum length in characters of a list of names in a message. If the list would be longer, the message contains only the closest
+names."""
 NEAREST = 3
 MOST_NAMES = 60
 
 
 IN_PYTHON_OR_COMMAND: ContextVar[bool] = ContextVar("in a call in Python or a command", default=False)
-"""Whether an outer call has already chosen the form of options in errors (`settings.messages.in_python`)."""
+"""Whether an outer call has already chosen how error messages refer to options (`settings.messages.in_python`)."""
 
 
 @contextmanager
 def for_command() -> Iterator[None]:
-    """Make errors in the block refer to options in the form of the command line."""
+    """Make error messages in the block refer to options in the form that the command line uses."""
     mark = IN_PYTHON_OR_COMMAND.set(True)
     try:
         yield
@@ -188,9 +195,10 @@ def for_command() -> Iterator[None]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` for the closest known word, or else a list of the known words or of similar words.
+    """Return a suggestion for an unknown word: ` Did you mean 'x'?` with the closest known word, or else a list of known words.
 
-    A long list contains only similar words. If there are none, all words are listed, or none if they exceed `MOST_NAMES`.
+    If the list would be longer than `LONGEST_LIST`, it contains only words that are similar to the unknown word. If no word is
+    similar, the list contains all known words; with more than `MOST_NAMES` known words, the result is empty.
     """
     names = sorted(set(known))
     if not names:

@@ -1,11 +1,11 @@
-"""Common cases in one call: `train` a model on a data set with reward functions, and `blame` turns for failed episodes.
+"""Functions for two common tasks: `train` trains agents on a data set, and `blame` finds the turns that made episodes fail.
 
     run = kapelle.train("Qwen/Qwen3-0.6B", "train.jsonl", reward=exact, agents=["planner", "coder"], eval_dataset="test.jsonl")
     print(run)
     run.trainer.evaluate()
 
-`train` builds the sections of a `Trainer` and trains; settings, checks and results are those of the trainer. The run is saved in
-a new directory, such as `runs/train-20260101-120000`, unless `run_dir` specifies one or is None.
+The function `train` creates a `Trainer` and runs the training. The settings, checks and results of `train` are the same as those of
+`Trainer`. The run is saved in a new directory, such as `runs/train-20260101-120000`, unless `run_dir` specifies one or is None.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ if TYPE_CHECKING:
     from kapelle.training.trainer import Summary
 
 Dataset = str | Path | Iterable[Mapping[str, Any]]
-"""`owner/name` on the Hugging Face hub, a file or folder, or the rows themselves."""
+"""A data set: its name on the Hugging Face hub (`owner/name`), the path of a file or folder, or the rows themselves."""
 Function = Callable[..., Any] | str | Rubric | Ranking
-"""The reward of an episode: a function, its import path (`module:function`), or a judge."""
+"""The reward of an episode: a function, its import path (`module:function`) or a judge."""
 Functions = Function | Sequence[Function]
 Tool = Callable[..., Any] | str | ToolSettings | Mapping[str, Any]
-"""A tool for agents: a function, its import path, or settings of a tool, such as `{"tool": "calculator"}`."""
+"""A tool for agents: a function, its import path, or the settings of a tool, such as `{"tool": "calculator"}`."""
 EXAMPLES = {"team": "lora", "training": "tasks_per_step", "evaluation": "problems"}
-"""Sections to which a call adds values, each with an example of its settings."""
+"""Mapping from each section that `train` extends to the name of one of its settings, which error messages show as an example."""
 CONVERTED = {
     "DataFrame": "Give its rows: {0}.to_dict('records') for pandas, {0}.to_dicts() for polars.",
     "DatasetDict": "Give one of its splits, such as {0}['train'].",
@@ -73,27 +73,31 @@ CONVERTED = {
     "function": "Give the rows that it returns: {0}().",
     "dict": "Give a list of rows, each a dict. To convert a dict `d` of columns, use [dict(zip(d, row)) for row in zip(*d.values())].",
 }
-"""Type that is not a data set → how to convert it to one."""
+"""Mapping from the type of an object that is not a data set to a message that explains how to convert the object."""
 
 
 class RunDir(Enum):
-    """The default of `run_dir`, if no folder is given."""
+    """Default value of the argument `run_dir`."""
 
     NEW = "runs/NAME-DATE"
-    """A new folder in `runs`, named after the run's `name` or its data set and the time of its start."""
+    """Create a new folder in `runs`. The name of the folder consists of the run's `name` (or the name of the data set) and the start time
+    of the run."""
 
 
 TEAM = "team"
-"""Key of the functions that reward every agent, if functions are given by agent."""
+"""Key of the functions that reward every agent, in a mapping from agents to reward functions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A run that was trained in one call; `print` shows its summary. Close it, or use it as a context manager."""
+    """The result of `train`; `print` shows a summary of the run.
+
+    Close the trainer after use, or use this object as a context manager.
+    """
 
     summary: Summary
     trainer: Trainer
-    """The trainer, still open: continue with `trainer.train(50)`, `trainer.evaluate()` or `trainer.save_policies(folder)`."""
+    """The trainer, which is still open. Continue with `trainer.train(50)`, `trainer.evaluate()` or `trainer.save_policies(folder)`."""
 
     def __str__(self) -> str:
         """Return the summary."""
@@ -129,7 +133,8 @@ ARGUMENT_OF = {
     "training.steps": "steps",
     "training.tasks_per_step": "tasks_per_step",
 }
-"""Setting → the argument of `train` that sets it, which errors and the origins of a run's settings refer to."""
+"""Mapping from each setting to the argument of `train` that sets it. Error messages and the recorded origins of settings refer to these
+arguments."""
 
 
 @in_python(ARGUMENT_OF)
@@ -157,20 +162,24 @@ def train(
     metrics: Metrics | None = None,
     **sections: Any,
 ) -> Trained:
-    """Train a team on the questions of a data set with reward functions, and return the run.
+    """Train a team of agents on the questions of a data set with reward functions, and return the run.
 
-    `reward` is a function, a list of functions whose weighted sum (`reward_weights`) is the reward of the team, or a mapping from
-    agents to either; its key `team` rewards every agent. `environments.rewarded` describes their parameters. `success` is a function
-    of the same parameters that returns a Boolean or a share, or the minimum reward of a solved episode. `agents` is a number, names,
-    or prompts by name; the default is the agents of `team`, or one agent. Several agents act as a chain unless a `workflow` is given.
-    `tools` are typed functions, or settings of tools, that agents call before they answer (workflow `tool_use`). `eval_dataset` is
-    unseen rows, or the share of rows to hold out; without it, nothing is evaluated. The run takes `steps` steps of
-    `tasks_per_step` questions. `question_field` is the column of questions (with `rendered_prompts`, of prompts that a chat
-    template has rendered), and `dataset_config` a configuration of a data set on the hub. At most the share `max_unusable` of
-    rows may be unusable (default 1 %). The run is saved in `run_dir`, by default a new folder in `runs`, which is printed. With
-    None, nothing is written, and arguments that need a run directory (`resume`, `trackers`, `checkpoint`, `episodes`) raise an error.
-    `sections` are those of `Trainer` (`team=`, `optimizer=`, `training=` and so on), and settings under their names in TRL, verl and
-    CoMLRL: `learning_rate=`, `num_generations=`, `epochs=` (docs/coming_from/names.md). Raises the errors of `Trainer`.
+    The argument `reward` is a function or a list of functions; the reward of the team is their sum, weighted by `reward_weights`. To
+    reward agents differently, give a mapping from agent names to functions, where the key `team` stands for all agents. The
+    parameters of reward functions are described in `environments.rewarded`. The argument `success` is the minimum reward of a solved
+    episode, or a function with the same parameters that returns a Boolean or a number in [0, 1]. The argument `agents` is the number
+    of agents, a list of their names, or a mapping from names to prompts; the default is the agents in `team`, or one agent. Several
+    agents act one after another (workflow `chain`) unless a `workflow` is given. The argument `tools` lists typed functions or
+    settings of tools, which agents can call before they answer (workflow `tool_use`). The argument `eval_dataset` contains rows for
+    evaluation, or is the share of rows to hold out; without this argument, nothing is evaluated. The run consists of `steps` training
+    steps with `tasks_per_step` questions each. The argument `question_field` is the name of the column with the questions; set
+    `rendered_prompts` if this column contains prompts to which a chat template was already applied. The argument `dataset_config` is
+    the name of a configuration of a data set on the hub. Training raises an error if the share of unusable rows is greater than
+    `max_unusable` (default 1 %). The run is saved in the folder `run_dir`; the default is a new folder in `runs`, whose path is
+    printed. If `run_dir` is None, nothing is saved, and arguments that need a run directory (`resume`, `trackers`, `checkpoint`,
+    `episodes`) raise an error. The arguments in `sections` are sections of `Trainer` (`team=`, `optimizer=`, `training=` and so on).
+    These arguments can also be settings with their names in TRL, verl or CoMLRL, such as `learning_rate=`, `num_generations=` or
+    `epochs=` (docs/coming_from/names.md). Raises the same errors as `Trainer`.
     """
     own: dict[str, Any] = {**sections}
     theirs = {ours: name for name, ours in ARGUMENTS.items() if name in own}
@@ -258,7 +267,7 @@ def train(
 
 
 def _check_rewarded(reward: Mapping[str, Functions], names: Sequence[str]) -> None:
-    """Raise ConfigError unless functions by agent cover every agent of the team and no other."""
+    """Raise ConfigError unless a mapping of reward functions contains every agent of the team and no unknown agent."""
     for agent in reward:
         if agent not in (TEAM, *names):
             raise ConfigError(
@@ -274,7 +283,7 @@ def _check_rewarded(reward: Mapping[str, Functions], names: Sequence[str]) -> No
 def _training(
     own: dict[str, Any], amounts: Mapping[str, int | None], origin: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the section `training` with the amounts from the call."""
+    """Return the settings of the section `training`, including the values that were given as arguments of `train`."""
     training = _plain("training", own)
     passes = next((name for name in BY_EPOCHS if name in own), None)
     if amounts["steps"] is not None and passes is not None:
@@ -296,7 +305,7 @@ def _training(
 def _evaluation(
     own: dict[str, Any], eval_dataset: Dataset | float | None, origin: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the section `evaluation`; without `eval_dataset`, nothing is evaluated."""
+    """Return the settings of the section `evaluation`. Without `eval_dataset`, evaluation is turned off."""
     evaluation = _plain("evaluation", own)
     if eval_dataset is not None:
         return evaluation
@@ -312,7 +321,7 @@ def _evaluation(
 
 
 def _keeping(algorithm: Any) -> Any:
-    """Return an algorithm's settings, changed so that each agent keeps its own reward unless they set `team_reward`."""
+    """Return the algorithm's settings, changed so that each agent keeps its own reward unless the settings contain `team_reward`."""
     if isinstance(algorithm, Settings):
         kind, given = type(algorithm), {*algorithm.model_fields_set}
     elif isinstance(algorithm, Mapping) and isinstance(algorithm.get("name"), str):
@@ -326,7 +335,7 @@ def _keeping(algorithm: Any) -> Any:
 
 
 def _check_run_dir(run_dir: str | Path | RunDir | None, resume: bool, sections: Mapping[str, Any]) -> None:
-    """Raise ConfigError if arguments need a run directory, or a given one, that is missing."""
+    """Raise ConfigError if an argument needs a run directory but `run_dir` is None, or if `run_dir` must be given but is not."""
     if not isinstance(resume, bool):
         raise ConfigError(f"`resume` is {resume!r}. Give True to continue the run in `run_dir`.")
     if resume and not isinstance(run_dir, str | Path):
@@ -341,14 +350,17 @@ def _check_run_dir(run_dir: str | Path | RunDir | None, resume: bool, sections: 
 
 
 def _named(name: object, dataset: Dataset) -> str:
-    """Return the name of a run's new folder: the run's `name`, or else the name of its data set."""
+    """Return the name of the run's new folder: the `name` of the run, or else the name of its data set."""
     if isinstance(name, str) and name:
         return name
     return Path(dataset).stem if isinstance(dataset, str | Path) else "run"
 
 
 def _renamed(own: dict[str, Any], observer: Observer, **given: Any) -> Iterator[Any]:
-    """Return our arguments with the values that `own` contains under TRL's names, which are removed from `own`."""
+    """Return the given arguments, with values that `own` contains under the names of TRL.
+
+    These names are removed from `own`.
+    """
     for name, ours in ARGUMENTS.items():
         if name not in own:
             continue
@@ -438,7 +450,7 @@ def _rewards(
     weights: Sequence[float] | None,
     functions: dict[str, Callable[..., Any]],
 ) -> list[Reward | Rubric | Ranking]:
-    """Return the settings of every function and judge; functions without an importable name are added to `functions`."""
+    """Return the settings of every reward function and judge. Functions without an import path are added to `functions`."""
     if isinstance(reward, Mapping):
         if weights is not None:
             raise ConfigError(
@@ -489,7 +501,10 @@ def _rewards(
 
 
 def _tools(tools: Any) -> list[Any]:
-    """Return the entries of the setting `tools`: functions become one entry, and settings of other tools are kept unchanged."""
+    """Return the entries of the setting `tools`.
+
+    All functions are combined in one entry, and the settings of other tools are kept unchanged.
+    """
     entries, named = [], []
     held: dict[str, Callable[..., Any]] = {}
     for each in _listed(tools):
@@ -522,7 +537,7 @@ def _target(function: Callable[..., Any] | str, functions: dict[str, Callable[..
 
 
 def _seats(agents: Any) -> tuple[list[str], int | list[Any]]:
-    """Return the names of agents in order, and the value of `team.agents`."""
+    """Return the names of the agents in order, and the value of the setting `team.agents`."""
     if isinstance(agents, int) and not isinstance(agents, bool):
         return [f"agent_{k}" for k in range(agents)], agents
     if isinstance(agents, str):
@@ -545,7 +560,7 @@ def _seats(agents: Any) -> tuple[list[str], int | list[Any]]:
 
 
 def _plain(name: str, sections: dict[str, Any]) -> dict[str, Any]:
-    """Remove a section from `sections` and return its settings as a dict that can be changed."""
+    """Remove a section from `sections` and return its settings as a new dict."""
     section = sections.pop(name, {})
     if not isinstance(section, Mapping | Settings):
         raise ConfigError(
@@ -564,13 +579,14 @@ def blame(
     seed: int | None = None,
     observer: Observer | None = None,
 ) -> Blame:
-    """Return which turns made episodes of a run (`RUN`, `RUN@best`, `RUN@12`) fail, by the success before and after each turn.
+    """Find the turns that made episodes of a run fail, by comparing the estimated success before and after each turn.
 
-    At most `episodes` failed episodes and as many solved ones are continued from each of their moments, `samples` times. These are
-    the episodes that the run recorded when it evaluated the checkpoint. New episodes are rolled out if there are none, if
-    `settings` such as `evaluation.problems=100` are given, or for the split `train`. `seed` is the seed of the continuations, by
-    default the run's. The result is saved in the run's folder `blame`, so that another call continues where this one stopped. Raises the
-    errors of `errors.py`.
+    The argument `run` is the directory of a run, optionally with a checkpoint (`RUN`, `RUN@best`, `RUN@12`). At most `episodes`
+    failed episodes, and the same number of solved episodes, are continued `samples` times from each of their moments. By default,
+    these are the episodes that the run recorded when it evaluated the checkpoint. New episodes are rolled out if there are no
+    recorded episodes, if `settings` such as `evaluation.problems=100` are given, or if the split is `train`. The argument `seed` is
+    the seed of the continuations; the default is the seed of the run. The result is saved in the folder `blame` of the run, so that
+    another call can continue an interrupted one. Raises the errors of `errors.py`.
     """
     check_blame(episodes, samples, split)
     folder, _ = split_run(str(run))

@@ -1,7 +1,7 @@
-"""The turns of a step, and the values that are computed for them before the update.
+"""Data types for the turns of a step and for the values that are computed for these turns before the update.
 
-A `Sample` is a sequence of tokens with the targets at which a learner is evaluated. A `Signal` evaluates samples
-for credit; the results of all signals are the step's `Signals`.
+A `Sample` is a sequence of tokens with the target tokens for which a learner computes log-probs or values. A `Signal` computes values
+that the credit function needs. The results of all signals of a step are stored in `Signals`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TurnKey(NamedTuple):
-    """Position of a turn in a step's groups."""
+    """The position of a turn in the groups of a step."""
 
     group: int
     episode: int
@@ -28,50 +28,52 @@ class TurnKey(NamedTuple):
 
 
 class Column(StrEnum):
-    """Kinds of values in a sample, with one float for each of its targets."""
+    """Names of the additional values of a sample, which contain one float for each of its targets."""
 
     BEHAVIOUR = "behaviour"
-    """Log-prob under the weights that sampled it, in nats."""
+    """Log-prob of the target, in nats, under the weights that sampled it."""
     ADVANTAGE = "advantage"
-    """The advantage; for pairs, +1 on the chosen side and −1 on the rejected side."""
+    """The advantage of the target. For losses over pairs, the advantage is +1 for the chosen turn of a pair and −1 for the rejected
+    turn."""
     REFERENCE = "reference"
-    """Log-prob under the policy's reference (`ReferenceLogProbs`)."""
+    """Log-prob of the target under the reference of the policy (`ReferenceLogProbs`)."""
     PROXIMAL = "proximal"
-    """Log-prob under the trainer's own weights before the update (`ProximalLogProbs`)."""
+    """Log-prob of the target under the trainer's own weights before the update (`ProximalLogProbs`)."""
     RETURN = "return"
-    """The target of a critic, or the label for a verifier."""
+    """The training target of a critic, or the label on which a verifier is trained."""
     VALUE = "value"
     """The critic's value before the update."""
     WEIGHT = "weight"
-    """Weight of the target; absent if all are 1. Losses without weights ignore it."""
+    """Weight of the target in the loss. The column is absent if all weights are 1. Losses without weights ignore this column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sequence and the target tokens in it at which a learner is evaluated."""
+    """One sequence of tokens, and the indices of the target tokens for which a learner computes log-probs or values."""
 
     learner: str
     tokens: tuple[int, ...]
     targets: tuple[int, ...]
-    """Ascending indices of the target tokens, each predicted from the token before it; a critic may
-    also have the index after the last token and, if it reads text, the same index several times (`signals.samples`)."""
+    """Ascending indices of the target tokens, each of which is predicted from the token before it. For a critic, the index after the last
+    token is also allowed. If the critic reads text, the same index may occur several times (`signals.samples`)."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """`Column` → one float per target."""
+    """Mapping from each `Column` to a tensor with one float per target."""
     mask: Tensor | None = None
-    """1.0 for targets that count, else 0.0; None counts all."""
+    """Mask with 1.0 for targets that count in the loss and 0.0 for other targets; None if all targets count."""
     temperature: float = 1.0
     bundle: int | None = None
-    """The loss compares samples with the same learner and bundle, which share a forward pass and a step."""
+    """Identifier of a bundle of samples that the loss compares. Samples with the same learner and bundle share a forward pass and an
+    optimiser step."""
     observed: bool = False
-    """True if the agent observed the targets, False if it generated them."""
+    """Whether the agent observed the targets instead of generating them."""
     images: tuple[Image, ...] = ()
-    """Images of the placeholders among the tokens, in order."""
+    """Images for the placeholders among the tokens, in order."""
     routing: Routing | None = None
-    """Experts to which its tokens are routed; None leaves it to the routers."""
+    """Experts to which the tokens are routed; None if the routers of the model choose the experts."""
     constraint: Constraint | None = None
-    """Constraint of the completion; log-probs are those of the distribution over allowed tokens."""
+    """Constraint of the completion. Log-probs are computed under the distribution over the tokens that the constraint allows."""
     begin: int = 0
-    """Index of the completion's first token, if there is a constraint."""
+    """Index of the first token of the completion, which is used only if there is a constraint."""
 
     def __post_init__(self) -> None:
         assert self.targets, "a sample has targets"
@@ -82,16 +84,16 @@ class Sample:
 
 
 class Embedding(NamedTuple):
-    """One turn as vectors of a frozen model."""
+    """The embeddings of the prompt and the completion of one turn, computed with a frozen model."""
 
     observation_D: Tensor
-    """Mean last hidden state over the prompt's tokens."""
+    """Mean of the last hidden states over the tokens of the prompt."""
     action_D: Tensor
-    """Mean last hidden state over the completion's tokens."""
+    """Mean of the last hidden states over the tokens of the completion."""
 
 
 class MissingSignal(KeyError):
-    """Credit or a loss needs results that were not computed."""
+    """The credit function or the loss reads results that no signal has computed."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError shows its message in quotes
@@ -99,28 +101,32 @@ class MissingSignal(KeyError):
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Results for the sampled turns before the update; a field is empty unless `Algorithm.needs` contains its signal."""
+    """The results of all signals for the sampled turns of a step, computed before the update.
+
+    A field is empty unless `Algorithm.needs` contains the corresponding signal.
+    """
 
     values: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """`values_T` of each turn's critic at each completion token (`CriticValues`)."""
+    """Mapping from each turn to the critic's values at its completion tokens, of shape (T,) (`CriticValues`)."""
     bootstrap: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """The critic's value (scalar) after an agent's last turn of a truncated episode (`CriticValues`)."""
+    """The critic's value (scalar) after an agent's last turn in a truncated episode (`CriticValues`)."""
     after: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """The same value (scalar) after every turn, in a step with a truncated episode; the critics are trained on it (`CriticValues`)."""
+    """The critic's value (scalar) after every turn, computed only in steps with a truncated episode. The critics are trained on these
+    values (`CriticValues`)."""
     reference: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """`reference_logp_T` (`ReferenceLogProbs`)."""
+    """Log-probs of the completion tokens under the reference of the policy, of shape (T,) (`ReferenceLogProbs`)."""
     proximal: Mapping[TurnKey, Tensor] = field(default_factory=dict)
-    """`logp_T` under the trainer's own weights before the update (`ProximalLogProbs`)."""
+    """Log-probs of the completion tokens under the trainer's own weights before the update, of shape (T,) (`ProximalLogProbs`)."""
     greedy: Mapping[int, Episode] = field(default_factory=dict)
-    """Group → the greedy episode of its task (`GreedyBaseline`)."""
+    """Mapping from the index of each group to the greedy episode of its task (`GreedyBaseline`)."""
     embedding: Mapping[TurnKey, Embedding] = field(default_factory=dict)
-    """The texts that the agent read and wrote, as vectors (`Embeddings`)."""
+    """Embeddings of the text that the agent read and wrote in each turn (`Embeddings`)."""
     score: Mapping[TurnKey, float] = field(default_factory=dict)
-    """A verifier's probability that the turn's answer is correct (`VerifierScores`)."""
+    """Probability, estimated by a verifier, that the answer of the turn is correct (`VerifierScores`)."""
     step: int = 1
-    """Number of the step, from 1."""
+    """Number of the step, starting from 1."""
     more: Mapping[str, Mapping[TurnKey, Tensor]] = field(default_factory=dict)
-    """Results of other signals, by their own names."""
+    """Results of custom signals, keyed by the names that these signals chose."""
 
     if not TYPE_CHECKING:
 
@@ -130,7 +136,7 @@ class Signals:
             )
 
     def __getitem__(self, name: str) -> Mapping[TurnKey, Tensor]:
-        """Return the results of a signal by its own name; raise MissingSignal if no signal of `Algorithm.needs` gave them."""
+        """Return the results of a custom signal by name. Raises MissingSignal if no signal in `Algorithm.needs` computed them."""
         if name in self.more:
             return self.more[name]
         if name in NAMED:
@@ -143,43 +149,46 @@ class Signals:
 
 
 class Reader(Protocol):
-    """Converts text to the tokens of one model."""
+    """Converts text to the tokens of one model and back."""
 
     @property
     def context(self) -> int:
-        """Maximum number of tokens of prompt and completion together."""
+        """Maximum total number of tokens of the prompt and the completion."""
         ...
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the prompt ids of a new conversation, ready for the agent's completion."""
+        """Return the prompt ids of a new conversation, up to the position where the agent's completion starts."""
         ...
 
     def completion(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a completion, including the end of turn."""
+        """Return the token ids of a completion, including the end-of-turn token."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, with special tokens in their written form."""
+        """Return the text of tokens, including special tokens."""
         ...
 
 
 class Learners(Protocol):
-    """The methods that signals and hooks need from the holder of the weights; every train engine has them."""
+    """The methods of a train engine that signals and hooks use. Every train engine implements them."""
 
     def renderer(self, learner: str) -> Reader:
-        """Return the converter from text to the tokens of a policy or critic."""
+        """Return the object that converts text to the tokens of a policy or critic."""
         ...
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return log-probs (policies, references) or values (critics) `_T` of each sample's targets."""
+        """Return, for each sample, a tensor of shape (T,) with one number per target token.
+
+        The numbers are log-probs if the learner is a policy or a reference, and values if it is a critic.
+        """
         ...
 
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return the mean last hidden state `_D` over the tokens before each sample's targets."""
+        """Return, for each sample, the mean of the last hidden states over the tokens before its targets, as a tensor of shape (D,)."""
         ...
 
     def exchange(self, one: str, other: str) -> None:
-        """Swap two policies: weights, optimiser state and references, bitwise."""
+        """Exchange the weights, the optimiser states and the references of two policies, bitwise."""
         ...
 
     def refresh_references(self) -> None:
@@ -189,18 +198,18 @@ class Learners(Protocol):
 
 @dataclass(frozen=True)
 class Sampled:
-    """A step whose episodes have been collected but not trained on yet; the input of a signal."""
+    """The data of a step whose episodes have been collected but not yet trained on, which signals take as input."""
 
     number: int
-    """Number of the step, from 1."""
+    """Number of the step, starting from 1."""
     groups: Sequence[Group]
     team: Team
     greedily: Callable[[], Sequence[Group]]
-    """Rolls out one additional episode of each group's task, with greedy sampling for all agents."""
+    """Function that rolls out one additional episode for the task of each group, with greedy decoding for all agents."""
 
     @cached_property
     def turns(self) -> Sequence[tuple[TurnKey, Turn]]:
-        """Every turn of every valid episode with its key (`turns_of`)."""
+        """Every turn of every valid episode, with its key (`turns_of`)."""
         return turns_of(self.groups, trained_only=False)
 
     @cached_property
@@ -210,23 +219,23 @@ class Sampled:
 
 
 class Signal(Protocol):
-    """Values of a step's turns that credit or a loss needs; each file of `signals` defines one."""
+    """Computes values for the turns of a step that the credit function or the loss needs. Each file of `signals` defines one signal."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[Any, Any]]:
-        """Return results by field of `Signals`, or by their own name (`Signals.more`)."""
+        """Return the computed results, keyed by a field of `Signals` or by the name of a custom result (`Signals.more`)."""
         ...
 
 
 class Beside:
-    """A signal with weights that do not act for an agent."""
+    """A signal that uses weights of its own, which do not act for any agent."""
 
     def beside(self, team: Team) -> Team:
-        """Return the team with those weights in `Team.beside`; raise ConfigError if they do not suit the team."""
+        """Return the team with the weights of the signal added to `Team.beside`. Raises ConfigError if they do not suit the team."""
         raise NotImplementedError
 
 
 class ReadsTokens:
-    """A signal whose weights read the token ids of policies, so that their tokenisers must be equal."""
+    """A signal whose own weights read the token ids of policies, so that both need the same tokeniser."""
 
     def readers(self, team: Team) -> Mapping[str, str]:
         """Return a mapping from each policy to the policy in `Team.beside` that reads its tokens."""
@@ -234,27 +243,30 @@ class ReadsTokens:
 
 
 class ReadsText:
-    """A signal that reads text and does not support images."""
+    """A signal that only reads text and does not support images."""
 
 
 class PlaysAlone:
-    """A signal with individual episodes, which are not compared with the episodes of a group."""
+    """A signal that uses individual episodes and does not compare the episodes of a group."""
 
 
 class Loads:
-    """A signal with its own model, outside of the train engine."""
+    """A signal that loads its own model outside of the train engine."""
 
     def load(self) -> None:
-        """Load the model before the first step; raise ModelError if it cannot be loaded."""
+        """Load the model before the first step. Raises ModelError if the model cannot be loaded."""
         raise NotImplementedError
 
 
 NAMED = {"values", "bootstrap", "after", "reference", "proximal", "greedy", "embedding", "score"}
-"""Fields of `Signals` that signals fill."""
+"""Names of the fields of `Signals` that contain results of signals."""
 
 
 def turns_of(groups: Sequence[Group], trained_only: bool = True) -> list[tuple[TurnKey, Turn]]:
-    """Return every turn of every valid episode with its key, in order; branches come after the turns of the episode."""
+    """Return every turn of every valid episode with its key, in order.
+
+    Branches of an episode follow the turns of this episode.
+    """
     return [
         (TurnKey(g, e, turn.index), turn)
         for g, group in enumerate(groups)
@@ -266,7 +278,7 @@ def turns_of(groups: Sequence[Group], trained_only: bool = True) -> list[tuple[T
 
 
 def in_rounds(groups: Sequence[Group]) -> list[tuple[TurnKey, Turn, int]]:
-    """Return every trained turn of every valid episode, without branches, with its number among its agent's turns."""
+    """Return every trained turn of every valid episode, without branches, with its index among the turns of its agent."""
     found: list[tuple[TurnKey, Turn, int]] = []
     for g, group in enumerate(groups):
         for e, episode in enumerate(group.episodes):
@@ -278,9 +290,10 @@ def in_rounds(groups: Sequence[Group]) -> list[tuple[TurnKey, Turn, int]]:
 
 
 def label_of(episode: Episode, turn: Turn) -> float | None:
-    """Return the correctness of a turn's answer, in [0, 1]: its score, or else, for its agent's last turn, the terminal reward.
+    """Return the correctness of a turn's answer in [0, 1], or None if the answer was not graded.
 
-    The result is None for a turn that was not graded.
+    The correctness is the score of the turn. If the turn has no score and is the last turn of its agent, the correctness is the
+    terminal reward of the agent.
     """
     if turn.score is not None:
         return turn.score

@@ -1,7 +1,7 @@
-"""The team map from agents to weights, which determines sampling, training, saving and serving.
+"""Data types for a team, which maps agents to weights and thereby determines sampling, training, saving and serving.
 
-An `Agent` is a role in a workflow. A `Policy` is a set of weights. Shared weights, one LoRA adapter per agent, different models,
-frozen agents and remote endpoints are all entries in this map. Other modules do not depend on how weights are shared.
+An `Agent` is a role in a workflow. A `Policy` is a set of weights. The map supports shared weights, one LoRA adapter per agent,
+different models, frozen agents and remote endpoints. Other modules do not depend on how weights are shared.
 """
 
 from __future__ import annotations
@@ -14,57 +14,58 @@ from kapelle.errors import ConfigError, did_you_mean
 from kapelle.types import Json, Sampling
 
 VERIFIER = "judge:verifier"
-"""Name of the critic that evaluates answers; agents and policies cannot use it."""
+"""Name of the critic that evaluates answers. Agents and policies cannot use this name."""
 
 EMBEDDER = "judge:embedder"
-"""Name of the base and of the learner of a separate embedding model, which does not act for an agent."""
+"""Name of the base model and of the learner of a separate embedding model, which does not act for any agent."""
 
 
 def embedder_name(policy: str) -> str:
-    """Return the name under which the frozen base of a policy computes embeddings."""
+    """Return the name under which the frozen base model of a policy computes embeddings."""
     return f"embedder:{policy}"
 
 
 def reference_name(policy: str) -> str:
-    """Return the name under which a policy's frozen reference is stored and scored."""
+    """Return the name under which the frozen reference of a policy is stored and computes log-probs."""
     return f"reference:{policy}"
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A role in a workflow: a name, prompts, and sampling settings."""
+    """A role in a workflow, with a name, prompts and sampling settings."""
 
     name: str
     system: str | None = None
-    """System message at the start of its conversation."""
+    """System message at the start of the agent's conversation."""
     prompt: str | None = None
-    """Template of its user message, with `{question}` and names of other agents in braces; None means the workflow's default."""
+    """Template of the agent's user message, with `{question}` and the names of other agents in braces. If None, the default prompt of the
+    workflow is used."""
     sampling: Sampling = Sampling()
     examples: tuple[tuple[str, str], ...] = ()
-    """User messages and the agent's answers to them, which it reads before its task (few-shot)."""
+    """Few-shot examples: pairs of a user message and the agent's answer, which the agent reads before its task."""
     chat_template_kwargs: Mapping[str, Json] = field(default_factory=dict, hash=False)
-    """Arguments of its model's chat template, such as `enable_thinking`."""
+    """Arguments of the chat template of the agent's model, such as `enable_thinking`."""
 
 
 ALL_LINEAR = "all-linear"
-"""Every linear layer of a decoder's blocks that supports an adapter."""
+"""Name that selects every linear layer in the decoder blocks to which an adapter can be added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """Size and place of a low-rank adapter (2106.09685): W + (alpha / rank) · B·A."""
+    """Settings of a low-rank adapter (LoRA, arXiv:2106.09685), which changes a weight matrix to W + (alpha / rank) · B·A."""
 
     rank: int = 16
-    """r, the width between B and A."""
+    """The rank r of the adapter, which is the inner dimension of the product B·A."""
     alpha: float = 32.0
-    """Scale of the update."""
+    """Scaling factor alpha of the adapter."""
     targets: tuple[str, ...] = (ALL_LINEAR,)
-    """Names of the adapted linear layers, as in PEFT's `target_modules`, or `all-linear`, which follows a rule per architecture
-    (`models/adapters.py`)."""
+    """Names of the linear layers with an adapter, as in `target_modules` of PEFT, or `all-linear`, which selects the layers by a rule for
+    each architecture (`models/adapters.py`)."""
     dropout: float = 0.0
-    """Dropout of the adapter's inputs in training."""
+    """Dropout probability of the adapter's inputs during training."""
     fan_in_fan_out: bool = field(default=False, compare=False)
-    """Whether the layers store weights as (in, out), as in GPT-2; `adapters.named` sets it for PEFT."""
+    """Whether the layers store weights in the shape (in, out), as in GPT-2. The function `adapters.named` sets this field for PEFT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +75,21 @@ class Endpoint:
     url: str
     model: str
     api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable with the key; the key itself is never stored."""
+    """Name of the environment variable with the API key. The key itself is never stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Device and data type of a base."""
+    """The device and the data type of a base model."""
 
     dtype: str = "float32"
     device: str | None = None
-    """Device; None means `cuda` if there is one, else `cpu`."""
+    """Name of the device. If None, the device is `cuda` if a GPU is available, or else `cpu`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A learning rate and its schedule; None means the value of the run's `optimizer`."""
+    """A learning rate and its schedule. If a field is None, the value of the run's `optimizer` section is used."""
 
     lr: float | None = None
     schedule: str | None = None
@@ -97,57 +98,59 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One set of weights: a base model with or without an adapter, or a remote endpoint."""
+    """A set of weights: a base model with or without an adapter, or a remote endpoint."""
 
     name: str
     base: str = "base"
-    """Key of the base model in `Team.bases`; empty for endpoints and scripts."""
+    """Key of the base model in `Team.bases`. The key is empty for endpoints and scripts."""
     lora: Lora | None = None
-    """The adapter; None means the base's own weights."""
+    """Settings of the adapter. If None, the policy uses the weights of the base model without an adapter."""
     trained: bool = True
     endpoint: Endpoint | None = None
     past: str | None = None
-    """PEFT folder of a saved adapter; such a policy is frozen."""
+    """PEFT folder of a saved adapter. A policy with this field is frozen."""
     rate: Rate = Rate()
     learns_for: str = ""
-    """The policy in whose roles it is trained, if a feature added it; both start from the same weights."""
+    """The policy in whose roles this policy is trained, if a feature added this policy. Both policies start from the same weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Critic:
-    """A value function: a scalar head on its own adapter of a base, or on the base alone."""
+    """A value function that consists of a base model, an optional adapter and a scalar head."""
 
     name: str
     base: str = "base"
     lora: Lora | None = field(default_factory=Lora)
-    """The adapter; None means the base's own weights."""
+    """Settings of the critic's adapter. If None, the critic uses the weights of the base model without an adapter."""
     trained: bool = True
     rate: Rate = Rate()
     whole: bool = False
-    """Whether the base's own weights are trained with the head; the base then belongs to this critic."""
+    """Whether the weights of the base model are trained together with the head. The base model is then used only by this critic."""
     reads_text: bool = False
-    """Whether it reads conversations as text with the tokeniser of its own model, which differs from the agents' model."""
+    """Whether the critic reads conversations as text with the tokeniser of its own model, which differs from the agents' model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Agents in order, their policies and their critics."""
+    """A list of agents, with the policies that act for them and the critics that evaluate them."""
 
     agents: tuple[Agent, ...]
     policies: Mapping[str, Policy]
     policy_of: Mapping[str, str]
-    """Agent name → policy name; if each turn has its own policy, that of the first turn."""
+    """Mapping from each agent's name to the name of its policy. If an agent has a different policy in each turn, this is the policy of
+    its first turn."""
     bases: Mapping[str, str] = field(default_factory=lambda: {"base": "embedded"})
-    """Base name → model path, hub name or `embedded`."""
+    """Mapping from the name of each base model to its path, its name on the hub, or `embedded`."""
     critics: Mapping[str, Critic] = field(default_factory=dict)
     critic_of: Mapping[str, str] = field(default_factory=dict)
-    """Agent name → critic name; empty without critics."""
+    """Mapping from each agent's name to the name of its critic; empty if there are no critics."""
     turns_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Agent name → the policy of each of its turns in an episode, for agents whose weights differ by turn."""
+    """Mapping from an agent's name to the policies of its turns in an episode, for agents with different weights in each turn."""
     beside: Mapping[str, Policy] = field(default_factory=dict)
-    """Frozen policies that do not act for an agent and only read turns: teachers and embedding models."""
+    """Frozen policies that do not act for any agent and only read turns, such as teachers and embedding models."""
     places: Mapping[str, Place] = field(default_factory=dict)
-    """Base name → device and data type; other bases use those of the run's `model`."""
+    """Mapping from the name of a base model to its device and data type. Other base models use the device and data type in the run's
+    `model` section."""
 
     def __post_init__(self) -> None:
         names = [agent.name for agent in self.agents]
@@ -174,7 +177,7 @@ class Team:
         self._check_trained_bases()
 
     def _check_trained_bases(self) -> None:
-        """Raise ConfigError if a policy trains the base weights that another policy uses."""
+        """Raise ConfigError if a policy trains the weights of a base model that another policy uses."""
         owner = {
             p.base: p.name for p in self.policies.values() if p.trained and p.lora is None and not p.endpoint
         }
@@ -188,14 +191,15 @@ class Team:
 
     @classmethod
     def alone(cls, agent: Agent, policy: Policy, bases: Mapping[str, str] = MappingProxyType({})) -> Team:
-        """Return the team of one agent; scripts, people and endpoints need no base."""
+        """Return a team with a single agent. Scripts, people and endpoints need no base model."""
         return cls((agent,), {policy.name: policy}, {agent.name: policy.name}, bases)
 
     @classmethod
     def filling(cls, roles: Mapping[str, tuple[Team, str]]) -> Team:
-        """Return a team, without critics, of agents from several teams that act in one episode.
+        """Return a team without critics that consists of agents from several teams, for an episode in which they act together.
 
-        `roles` maps a role to a team and the name of its agent for that role. A policy has the same name in all teams.
+        The argument `roles` maps each role to a team and to the name of the agent of this team that takes the role. The same policy
+        must have the same name in all teams.
         """
         agents: list[Agent] = []
         policies: dict[str, Policy] = {}
@@ -212,7 +216,7 @@ class Team:
     def agent_for_role(self, role: int, roles: int) -> str:
         """Return the agent for role number `role` (from 0) of a game with `roles` roles.
 
-        This is the agent of the same number, or the first agent if the team has a different size.
+        The result is the agent with the same number, or the first agent if the number of agents differs from the number of roles.
         """
         return self.names[role if len(self.names) == roles else 0]
 
@@ -224,7 +228,7 @@ class Team:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the agents in order."""
+        """Names of the agents in team order."""
         return tuple(agent.name for agent in self.agents)
 
     @property
@@ -234,17 +238,20 @@ class Team:
 
     @property
     def trained_bases(self) -> frozenset[str]:
-        """Names of the bases whose own weights are trained; other bases are frozen."""
+        """Names of the base models whose own weights are trained. Other base models are frozen."""
         policies = {p.base for p in self.policies.values() if p.trained and p.lora is None}
         return frozenset(policies | {c.base for c in self.critics.values() if c.trained and c.whole})
 
     @property
     def every(self) -> Mapping[str, Policy]:
-        """All policies by name, including those in `beside`."""
+        """Mapping from the names of all policies, including those in `beside`, to the policies."""
         return {**self.policies, **self.beside}
 
     def with_beside(self, policy: Policy, path: str, device: str | None = None) -> Team:
-        """Return the team with an additional frozen policy in `beside`, whose base is loaded from `path`, on `device` if given."""
+        """Return a copy of the team with an additional frozen policy in `beside`.
+
+        The base model of this policy is loaded from `path`, on `device` if it is given.
+        """
         assert not policy.trained, "a policy that acts for no agent is not trained"
         places = dict(self.places)
         if device is not None:
@@ -258,9 +265,9 @@ class Team:
         )
 
     def policy(self, agent: str, turn: int = 0) -> Policy:
-        """Return the policy that acts for an agent in its turn of this number (from 0).
+        """Return the policy that acts for an agent in its turn with this number (from 0).
 
-        Raises ConfigError for a turn after the last listed one.
+        Raises ConfigError if the agent has a list of policies by turn and this list is too short.
         """
         listed = self.turns_of.get(agent)
         if listed is None:
@@ -273,28 +280,32 @@ class Team:
         return self.policies[listed[turn]]
 
     def policies_of(self, agent: str) -> tuple[str, ...]:
-        """Return the distinct names of all policies that act for an agent, in the order of its turns."""
+        """Return the distinct names of all policies that act for an agent, in the order of the agent's turns."""
         return tuple(dict.fromkeys(self.turns_of.get(agent, (self.policy_of[agent],))))
 
     def agents_of(self, policy: str) -> tuple[str, ...]:
-        """Return the agents that use a policy in some turn, in order."""
+        """Return the agents that use a policy in at least one turn, in team order."""
         return tuple(name for name in self.names if policy in self.policies_of(name))
 
 
 ANY_TEAM = "team"
-"""A name that refers to any team, whatever the name of its run, in training, serving and on the command line."""
+"""Name that refers to any team, regardless of the name of its run, in training, in serving and on the command line."""
 
 
 def own_name(called: str, team: str) -> str:
-    """Return an agent's own name for `planner`, `team/planner` or `demo/planner` (for the team `demo`), and other strings unchanged."""
+    """Return the name of an agent without the prefix `team/` or the name of its team, and other strings unchanged.
+
+    For the agent `planner` of the team `demo`, the strings `planner`, `team/planner` and `demo/planner` all give `planner`.
+    """
     of, slash, agent = called.partition("/")
     return agent if slash and of in (ANY_TEAM, team) else called
 
 
 def split_scored(team: Team) -> tuple[Team, Team]:
-    """Return two teams: one without the frozen models that only score, and one with only these, as critics and in `beside`.
+    """Return a team without the frozen models that only score text, and a second team with only these frozen models.
 
-    The frozen models are frozen critics and the policies in `beside`. Each team has the bases that it needs.
+    The frozen models that only score text are the frozen critics and the policies in `beside`. Each of the two teams contains only
+    the base models that it needs.
     """
     frozen = {name: critic for name, critic in team.critics.items() if not critic.trained}
     trained = {name: critic for name, critic in team.critics.items() if critic.trained}

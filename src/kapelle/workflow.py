@@ -1,4 +1,4 @@
-"""Workflows: a workflow is a short async program over the sessions of a team's agents and an environment.
+"""The interface of workflows: a workflow is a short async program that uses the sessions of a team's agents and an environment.
 
     async def run(self, scene):
         draft = await scene["writer"].say(scene.task.question)
@@ -6,8 +6,8 @@
         final = await scene["writer"].say(notes.text)
         await scene.step({"writer": final.text}, final=final.text)
 
-`say` generates, records and returns the turn. Debate, chains and votes are workflows, not environments. A workflow runs on every
-compatible environment; `check` raises ConfigError for other environments before a model is loaded.
+The method `say` generates, records and returns a turn. Debates, chains and votes are workflows, not environments. A workflow can be
+used with every compatible environment. For other environments, `check` raises ConfigError before a model is loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class AgentSession(Protocol):
-    """One agent in one episode, with its conversation."""
+    """An agent in one episode, together with its conversation."""
 
     @property
     def agent(self) -> Agent:
@@ -41,13 +41,16 @@ class AgentSession(Protocol):
 
     @property
     def renderer(self) -> object:
-        """Renderer of its conversation to tokens in its next turn; a `TokenizesChats` if the model is on this machine."""
+        """The renderer that converts the agent's conversation to tokens in its next turn.
+
+        If the model is on this machine, the renderer is a `TokenizesChats`.
+        """
         ...
 
     async def say(self, *messages: Message | str, fresh: bool = False) -> Turn:
         """Add messages to the agent's conversation, generate its completion, and record and return the turn.
 
-        A plain string is a user message. The conversation continues from the exact tokens that the agent sampled before.
+        A message that is a string is a user message. The conversation continues from the exact tokens that the agent sampled before.
         With `fresh`, a new conversation starts with the agent's system message.
         """
         ...
@@ -59,50 +62,50 @@ class TokenizesChats(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """The tokeniser, with the interface of transformers."""
+        """The tokeniser, with the same interface as in transformers."""
         ...
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the prompt ids of a new conversation, ready for the agent's completion."""
+        """Return the prompt ids of a new conversation, up to the position where the agent's completion starts."""
         ...
 
     def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the ids of a finished conversation."""
+        """Return the token ids of a finished conversation."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Written(Message):
-    """The last message of a new conversation that the workflow itself has converted to the model's tokens.
+    """The last message of a new conversation whose prompt the workflow itself has converted to tokens of the model.
 
-    The agent reads `ids` instead of the rendered messages, unless it has a system message.
+    The agent reads `ids` instead of the rendered messages, unless the agent has a system message.
     """
 
     ids: tuple[int, ...] = ()
-    """The whole prompt."""
+    """Token ids of the whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """A request to an agent in a conversation that the caller maintains."""
+    """A request to an agent to continue a conversation that the caller manages."""
 
     messages: tuple[Message, ...]
-    """New messages; without `after`, the whole conversation, including the system message."""
+    """The new messages. If `after` is None, these are all messages of the conversation, including the system message."""
     after: int | None
-    """Index of the agent's turn that the messages follow; None starts a conversation."""
+    """Index of the agent's turn after which the messages are added. None starts a new conversation."""
     max_tokens: int | None = None
-    """Maximum tokens of the completion; the agent's own limit also applies."""
+    """Maximum number of tokens of the completion. The agent's own maximum also applies."""
     stop: tuple[str, ...] = ()
-    """Strings that end the completion, in addition to the agent's own. Other sampling settings are the agent's, so that the
-    trainer computes the same log-probs."""
+    """Strings that end the completion, in addition to the agent's own stop strings. The agent's other sampling settings cannot be
+    changed, so that the trainer computes the same log-probs."""
     constraint: Constraint | None = None
-    """Constraint of the completion, in place of the agent's own; the turn records it for the trainer."""
+    """Constraint of the completion, which replaces the agent's own constraint. The turn records the constraint for the trainer."""
     caller: int | None = None
-    """Index of another agent's turn that caused this turn, if known (`Turn.caller`)."""
+    """Index of the turn of another agent that caused this request, if known (`Turn.caller`)."""
 
 
 class Scene(Protocol):
-    """The argument of a workflow's program: the task, the agents' sessions, and the environment's episode."""
+    """The argument of a workflow's program, which gives access to the task, the agents' sessions and the episode of the environment."""
 
     @property
     def task(self) -> Task:
@@ -116,12 +119,12 @@ class Scene(Protocol):
 
     @property
     def seed(self) -> int:
-        """Seed of this episode, for random choices in a workflow."""
+        """Seed of this episode, for random choices in the workflow."""
         ...
 
     @property
     def team_moves(self) -> bool:
-        """Whether the environment takes one message per move, from any agent (`TeamMoves`)."""
+        """Whether each move is a single message that any agent of the team can send (`TeamMoves`)."""
         ...
 
     def __getitem__(self, name: str) -> AgentSession:
@@ -131,20 +134,20 @@ class Scene(Protocol):
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
-        """Generate turns of several agents at the same moment; no agent reads another's completion. See `AgentSession.say`."""
+        """Generate turns of several agents at the same moment. No agent reads another agent's completion; see `AgentSession.say`."""
         ...
 
     async def converse(self, continued: Mapping[str, Continued]) -> dict[str, Turn]:
-        """Generate turns of several agents at the same moment, each in a conversation that the workflow maintains.
+        """Generate turns of several agents at the same moment, each in a conversation that the workflow manages.
 
-        Calls can overlap, even for the same agents; a turn is recorded when it is complete.
+        Several calls can run at the same time, even for the same agents. Each turn is recorded when it is complete.
         """
         ...
 
     def allow_answers(self, most: int) -> None:
         """Keep the episode of a question open after an incorrect final message, for at most `most` final messages in total.
 
-        Other environments use `movers` to decide whether they continue.
+        In environments without questions, `movers` determines whether the episode continues.
         """
         ...
 
@@ -157,31 +160,34 @@ class Scene(Protocol):
         ...
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Pass the agents' messages to the environment; its rewards are added to their last turns."""
+        """Pass the agents' messages to the environment.
+
+        The rewards that the environment returns are added to the last turns of the agents.
+        """
         ...
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text; None if there is none, or if the environment has no answers."""
+        """Return the final answer of a text, or None if the text contains no answer or the environment has no answers."""
         ...
 
     def leave_out(self) -> None:
-        """Exclude the turns recorded so far from training; they stay in the episode."""
+        """Exclude the turns that were recorded so far from training. Excluded turns remain in the episode."""
         ...
 
     async def score(self, turn: Turn) -> float:
-        """Score a turn's text as its agent's answer, record the score in `Turn.score` and return it.
+        """Score the text of a turn as its agent's answer, record the score in `Turn.score` and return the score.
 
-        Rewards and the episode's state are not changed. Raises EpisodeError if the environment cannot score a text.
+        Rewards and the state of the episode are not changed. Raises EpisodeError if the environment cannot score texts.
         """
         ...
 
 
 class Workflow(Protocol):
-    """A topology, defined by frozen settings and one async program."""
+    """A workflow between agents, defined by frozen settings and one async program."""
 
     @property
     def name(self) -> str:
-        """Name by which its class is found; this is a field of the settings."""
+        """The name by which the class of the workflow is found. The name is a field of the settings."""
         ...
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
@@ -194,22 +200,22 @@ class Workflow(Protocol):
 
 
 class Drawable:
-    """A workflow that can be drawn."""
+    """A workflow that can be drawn as a flowchart."""
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return a Mermaid flowchart of which agent reads which; `names` are the agents in team order."""
+        """Return a Mermaid flowchart that shows which agent reads which other agents; `names` are the agents in team order."""
         raise NotImplementedError
 
 
 class ScoresRounds:
-    """A workflow that can score every turn's text as an answer."""
+    """A workflow that can score the text of every turn as an answer."""
 
     score_rounds: bool
-    """Whether it scores turns; this is a setting of the workflow."""
+    """Whether turns are scored. This field is a setting of the workflow."""
 
 
 class CountsTurns:
-    """A workflow whose settings determine the maximum number of turns of an agent in an episode."""
+    """A workflow whose settings determine the maximum number of turns of each agent in an episode."""
 
     def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the maximum number of turns of each agent; `names` are the agents in team order."""
@@ -217,19 +223,23 @@ class CountsTurns:
 
 
 class GoesOnWithout:
-    """A workflow that continues without removed agents, which are absent from `Scene.names` unless all are removed.
+    """A workflow that continues without agents that were removed from the episode.
 
-    In other workflows, a removed agent keeps its place, and its messages are empty.
+    Removed agents are absent from `Scene.names`, unless all agents were removed. In other workflows, removed agents stay in
+    `Scene.names`, and their messages are empty.
     """
 
 
 def workflow_class(name: str) -> type:
-    """Return the class of a workflow by name, `module:Class` or entry point."""
+    """Return the class of a workflow, given its name, `module:Class` or the name of an entry point."""
     return find_class("workflow", name, catalogue("kapelle.workflows"))
 
 
 def workflow_files() -> Any:
-    """Return the module `kapelle.workflows.dag_file`, which reads files that describe a whole workflow; it is found by name."""
+    """Return the module `kapelle.workflows.dag_file`, which reads files that define a whole workflow.
+
+    The module is imported by name.
+    """
     return import_module(import_module("kapelle.workflows").FILES)
 
 
@@ -237,20 +247,24 @@ _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """Replace `{name}` with its value; braces around unknown names are kept.
+    """Replace each `{name}` in a template with its value, and keep the braces around unknown names.
 
-    Nothing is evaluated, and values are not scanned again, so an agent's text cannot change the template.
+    No expressions are evaluated, and inserted values are not searched for further names, so an agent's text cannot change the
+    template.
     """
     return _FIELD.sub(lambda match: values.get(match[1], match[0]), template)
 
 
 def observation_prompt(scene: Scene, name: str) -> str:
-    """Return an agent's prompt with its current observation as `{question}`, or without a prompt, the observation."""
+    """Return an agent's prompt with its current observation as `{question}`. If the agent has no prompt, return the observation."""
     return fill(scene[name].agent.prompt or "{question}", {"question": scene.observe(name)})
 
 
 def instructions(agent: Agent, task: Task | None = None) -> list[Message]:
-    """Return what an agent reads before a task's messages: its system message joined with the task's, then its examples."""
+    """Return the messages that an agent reads before the messages of a task.
+
+    The messages are a system message, which joins the agent's and the task's system messages, and the agent's few-shot examples.
+    """
     texts = dict.fromkeys(text for text in (agent.system, task and task.system) if text)
     system = [Message("system", "\n\n".join(texts))] if texts else []
     roles = ("user", "assistant")
@@ -261,10 +275,10 @@ def instructions(agent: Agent, task: Task | None = None) -> list[Message]:
 
 
 def conversation(message: Message, task: Task, turn: int = 0) -> list[Message]:
-    """Return the messages before an agent's turn (from 0): `message`, in which the task's conversation becomes separate messages.
+    """Return the messages before an agent's turn (from 0), by splitting `message` into the separate messages of the task's conversation.
 
-    A prompt contains a task's conversation as one string. Text around it moves into the conversation's last message if that is
-    a user message; otherwise the message is kept unchanged.
+    A prompt contains the conversation of a task as one string. If the last message of the conversation is a user message, the
+    prompt's text before and after this string is added to it. Otherwise, the message is returned unchanged.
     """
     if turn >= len(task.messages) or message.role != "user" or message.structured is not None:
         return [message]
@@ -279,7 +293,7 @@ def conversation(message: Message, task: Task, turn: int = 0) -> list[Message]:
 
 
 def opening(agent: Agent, task: Task) -> list[Message]:
-    """Return the first messages that an agent reads for a question, if the workflow does not add to them."""
+    """Return the first messages that an agent reads for a question, if the workflow does not add any messages."""
     prompt = (agent.prompt or "{question}").replace("{question}", task.question)
     return [*instructions(agent, task), *conversation(Message("user", prompt), task)]
 
@@ -290,7 +304,7 @@ def append_texts(question: str, texts: Mapping[str, str]) -> str:
 
 
 def need_answers(workflow: str, does: str, environment: Environment) -> None:
-    """Raise ConfigError for an environment without answers; `does` states why the workflow needs answers."""
+    """Raise ConfigError if the environment has no comparable answers. The argument `does` states why the workflow needs answers."""
     if not has_comparable_answers(environment):
         own = (
             " If its tasks are questions, make its class inherit from `kapelle.Answerable` and define `extract`."
@@ -304,7 +318,7 @@ def need_answers(workflow: str, does: str, environment: Environment) -> None:
 
 
 def need_two(what: str, agents: Sequence[Agent], remedy: str = "Add agents") -> None:
-    """Raise ConfigError for a team of one agent; `what` states why the workflow needs more agents."""
+    """Raise ConfigError if the team has only one agent. The argument `what` states why the workflow needs more agents."""
     if len(agents) < 2:
         raise ConfigError(
             f"{what}, but the team has only '{agents[0].name}'. {remedy}, or set `workflow.name: solo`."
@@ -312,7 +326,7 @@ def need_two(what: str, agents: Sequence[Agent], remedy: str = "Add agents") -> 
 
 
 def check_names(agents: Sequence[Agent], taken: Sequence[str]) -> None:
-    """Raise ConfigError if an agent has the name of a template field."""
+    """Raise ConfigError if the name of an agent is also the name of a template field."""
     for agent in agents:
         if agent.name in taken:
             raise ConfigError(
@@ -321,12 +335,12 @@ def check_names(agents: Sequence[Agent], taken: Sequence[str]) -> None:
 
 
 def braced(names: Sequence[str]) -> str:
-    """Return names as fields of a template, for error messages."""
+    """Return the names as fields of a template, for error messages."""
     return ", ".join(f"{{{name}}}" for name in names)
 
 
 def check_template(agent: Agent, known: Sequence[str], where: str) -> None:
-    """Raise ConfigError if an agent's prompt uses an unknown field."""
+    """Raise ConfigError if the prompt of an agent uses an unknown field."""
     for name in _FIELD.findall(agent.prompt or ""):
         if name not in known:
             raise ConfigError(
@@ -339,7 +353,10 @@ def check_template(agent: Agent, known: Sequence[str], where: str) -> None:
 
 
 def check_workflow(run: RunToCheck) -> Iterator[str]:
-    """Raise ConfigError for a workflow that cannot be run; yield messages about agents with weights for a wrong number of turns."""
+    """Raise ConfigError if the workflow cannot be run.
+
+    Yield a message for each agent whose `weights.per_turn` has weights for a wrong number of turns.
+    """
     workflow, team, config = run.config.workflow, run.team, run.config
     try:
         check_parameters("`check`", workflow.check, "agents", "environment")
@@ -363,7 +380,7 @@ def check_workflow(run: RunToCheck) -> Iterator[str]:
 
 
 def check_turn_scores(run: RunToCheck) -> Iterator[str]:
-    """Yield a message if the algorithm needs scores of turns, but the environment or the workflow does not provide them."""
+    """Yield a message if the algorithm needs scores of turns but the environment or the workflow does not provide them."""
     config, name, environment = run.config, run.algorithm.name, run.config.environment
     if not run.algorithm.data.scores:
         return

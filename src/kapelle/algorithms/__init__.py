@@ -1,4 +1,7 @@
-"""Built-in algorithms by name. To add one, write its module, and add a line to `BUILTIN` and an import below for editors."""
+"""The built-in algorithms by name.
+
+To add an algorithm, write its module, add a line to `BUILTIN`, and add an import under `TYPE_CHECKING` for editors.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -42,10 +45,11 @@ BUILTIN: Mapping[str, str] = {
     "vdn_token": "kapelle.algorithms.vdn_token:VDNToken",
     "qmix": "kapelle.algorithms.qmix:QMIX",
 }
-"""Mapping from the name in a recipe to `module:Class`, which is imported on first use."""
+"""Mapping from the name of an algorithm in a recipe to its class as `module:Class`. The module is imported on first use."""
 
 HOMES: Mapping[str, str] = classes(BUILTIN)
-"""Mapping from a class to the module that defines it, for `from kapelle.algorithms import GRPO`."""
+"""Mapping from the name of a class to the module that defines the class. This mapping makes `from kapelle.algorithms import
+GRPO` possible."""
 
 if TYPE_CHECKING:
     from kapelle.algorithms.a2c import A2C as A2C

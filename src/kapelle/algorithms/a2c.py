@@ -1,12 +1,13 @@
-"""A2C: policy gradients with a critic, one update per step of sampling (1602.01783, synchronous).
+"""A2C (advantage actor-critic): policy gradients with a critic and one update per sampling step (arXiv:1602.01783, synchronous form).
 
-    loss = −ρ·A·log π(token) − c·entropy,    ρ = π/π_sampler, without a gradient
+    loss = −ρ·A·log π(token) − c·entropy,    where ρ = π/π_sampler has no gradient
 
-On-policy, ρ is 1. The gradient is then that of PPO's surrogate where nothing is clipped, so PPO with one epoch and one
-minibatch equals A2C. For samples from older weights (`training.overlap`), ρ corrects the expectation and is not clipped.
+For on-policy samples, ρ is 1. The gradient then equals that of PPO's surrogate without clipping, so PPO with one epoch and
+one minibatch is identical to A2C. For samples from older weights (`training.overlap`), ρ corrects the expectation and is not
+clipped.
 
-The critic, GAE and reward sharing are those of PPO. With λ = 1 the advantage is the return minus V. After a truncation,
-the critic's value replaces the missing future rewards, as in the paper's n-step returns.
+The critic, GAE and reward sharing are the same as in PPO. With λ = 1 the advantage is the return minus the critic's value V.
+If an episode is truncated, the critic's value replaces the missing future rewards, as in the paper's n-step returns.
 
 Deviations from the paper:
 
@@ -35,24 +36,25 @@ from kapelle.settings.base import Settings
 
 
 class A2C(Settings):
-    """Settings of A2C: one update per step of sampling, so there are no epochs, minibatches or clip bounds."""
+    """Settings of A2C. A2C makes one update per sampling step, so there are no settings for epochs, minibatches or clip bounds."""
 
     name: Literal["a2c"] = "a2c"
     group_size: int = Field(default=1, ge=1)
-    """Episodes per task; 1 is enough with a critic."""
+    """The number of episodes per task; 1 is enough for an algorithm with a critic."""
     team_reward: TeamReward = "mean"
     penalties: PenaltyConfig = FREE
     gae: GAEConfig = GAEConfig(lam=1.0, normalise="none")
     entropy_coefficient: float = Field(default=0.01, ge=0.0)
-    """Weight of the entropy bonus, per nat."""
+    """The weight of the entropy bonus, per nat of entropy."""
     value_loss: ValueLossConfig = ValueLossConfig()
     order: OrderConfig = Joint()
-    """Order of the policies' updates."""
+    """The order in which the policies are updated."""
     reference_every: int = Field(default=0, ge=0)
-    """Steps between refreshes of the reference policy of `gae.kl_in_reward`; 0 never refreshes it."""
+    """The number of steps between two refreshes of the reference policy, which `gae.kl_in_reward` uses. With 0, the reference
+    policy is never refreshed."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm: PPO with one pass over the samples and an unclipped loss."""
+        """Return the algorithm, which is PPO with one pass over the samples and an unclipped loss."""
         row = actor_critic_row(
             IPPO(
                 group_size=self.group_size,
@@ -73,7 +75,10 @@ class A2C(Settings):
 
 
 def a2c_loss(outputs: Outputs, targets: Targets, *, entropy_coefficient: float) -> Loss:
-    """Return the sum over tokens, their number and the metrics of one batch; [K] target tokens."""
+    """Return the sum of the loss over the tokens of a batch, the number of tokens and the metrics.
+
+    The suffix `_K` stands for K target tokens.
+    """
     logp_K, mask_K = outputs.logp_K, targets.mask_K
     log_ratio_K = policy_losses.token_log_ratio(logp_K, targets[Column.BEHAVIOUR])
     loss_K = policy_losses.policy_gradient(logp_K, log_ratio_K, targets[Column.ADVANTAGE])

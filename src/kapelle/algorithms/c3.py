@@ -1,40 +1,41 @@
-"""C3: a nested tree in which every node is trained on and compared with its siblings (2603.06859).
+"""C3: episodes are sampled as a nested tree, in which every node is trained on and compared with its siblings (arXiv:2603.06859).
 
 With `widths: [w₁, w₂, …]`, the first moment of a task is sampled w₁ times, the second moment after each of these samples w₂
 times, and so on. A group has w₁·w₂·… episodes, which share their turns up to the moment at which they branch. A moment is a
-point at which one trained agent moves, or several move at once; frozen agents do not branch. With W the mean return of the
-episodes under a node,
+point of an episode at which one trained agent moves, or several trained agents move at once. Turns of frozen agents do not
+branch. Let W be the mean return of the episodes under a node. The advantage of the node is
 
     A = W − mean W of its siblings
 
-The siblings have the same prompt. At moments beyond the last width, and at moments of width 1, a turn is compared at the
-deepest moment before it that branches. Every sampled turn is trained on once.
+Siblings have the same prompt. At a moment beyond the last width, or of width 1, nothing branches; a turn is then compared at
+the deepest earlier moment that branches. Every sampled turn is trained on once.
 
-A node at depth d is w₁·…·w_d times as frequent as a turn of an independent episode. Its advantage is therefore weighted by
-the number of episodes under it, divided by the mean of that number over its policy's turns. The expected update is then a
+A node at depth d is one of w₁·…·w_d nodes of its depth. The advantage of a node is therefore weighted by the number of
+episodes under the node, divided by the mean of that number over the turns of the same policy. The expected update is then a
 multiple of ∇J (`tests/algorithms/test_expected_replays.py`). If all agents share one policy, early and late turns have the
 same weights as in independent episodes.
 
 Shared tokens are sampled and counted once: with two turns of equal length per episode, 4 × 3 episodes cost 16 turns,
 whereas 12 GRPO episodes cost 24.
 
-With `replay: false` episodes share nothing (the paper's ablation): each is compared with all others of its group, as in RLOO.
+With `replay: false` (the paper's ablation), episodes share no turns. Each episode is compared with all other episodes of its
+group, as in RLOO.
 
-The authors' code has two more variants, which `variant` selects by the authors' names. Q is a central critic's value after
-a turn, fitted to W.
+The authors' code has two more variants, which the setting `variant` selects by the authors' names. Q is the value of a
+central critic after a turn; the critic is fitted to W.
 
     reward_only     A = W − mean W of the siblings
     value_assisted  A = W − (1 − α) · mean W of the siblings − α · mean Q of the siblings
     value_only      A = Q − mean Q of the siblings
 
-The siblings' completions are independent of the turn's own, so `value_assisted` is unbiased with any critic. `value_only` follows
-the critic, and is unbiased if the critic is correct.
+The completions of siblings are independent of the turn's own completion, so `value_assisted` is unbiased with any critic.
+`value_only` is unbiased if the critic is correct.
 
 Deviations from the paper:
 
 - Each agent has its own return (`team_reward`); the paper uses the team's outcome alone.
 - `reward_only` is the default; the authors' code defaults to `value_assisted` with α = 1.
-- The critic also reads prompts, and learns from each node once.
+- The critic also reads prompts, and is trained on each node once.
 - The loss is the clipped surrogate.
 """
 
@@ -59,20 +60,22 @@ from kapelle.types import Episode, Group
 
 
 class C3(MonteCarlo):
-    """Settings of C3, the nested tree."""
+    """Settings of C3, which samples episodes as a nested tree."""
 
     name: Literal["c3"] = "c3"
     widths: tuple[int, ...] = Field(default=(4, 3), min_length=1)
-    """Number of samples at the first moment, at the second moment after each of those samples, and so on."""
+    """The number of samples at each depth of the tree: at the first moment, then at the second moment after each of these
+    samples, and so on."""
     group_size: int = Field(default=12, ge=2)
-    """Episodes per task, the product of `widths`. If only this is set, it is split into two widths that are as equal as
-    possible: 8 becomes 4 × 2."""
+    """The number of episodes per task, which is the product of `widths`. If `group_size` is set and `widths` is not,
+    `group_size` is split into two widths that are as equal as possible: 8 becomes 4 × 2."""
     replay: bool = True
-    """Whether episodes share their turns up to a branch; with false, whole episodes are compared."""
+    """Whether episodes share their turns up to the point at which they branch. With false, whole episodes are compared."""
     variant: Literal["reward_only", "value_assisted", "value_only"] = "reward_only"
-    """Form of the advantage: returns only, returns with a critic's values of the siblings, or the critic's values only."""
+    """The form of the advantage: returns only, returns with a critic's values of the siblings in the baseline, or the
+    critic's values only."""
     alpha: float = Field(default=1.0, ge=0.0, le=1.0)
-    """α, the share of the critic's values in the baseline, with `variant: value_assisted`."""
+    """α, the weight of the critic's values in the baseline. This setting is used only with `variant: value_assisted`."""
     value_loss: ValueLossConfig = ValueLossConfig()
 
     @model_validator(mode="before")
@@ -113,7 +116,7 @@ class C3(MonteCarlo):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         needs = () if self.variant == "reward_only" else (CriticValues(self.value_loss.q_critic()),)
         row = self.row(self.name, judge=self.credit, needs=needs)
         return replace(row, data=replace(row.data, widths=self.widths if self.replay else ()))
@@ -121,7 +124,7 @@ class C3(MonteCarlo):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return, for each sampled turn, W minus the mean W of its siblings, weighted by the number of episodes under it."""
+        """Return, for each sampled turn, W minus the mean W of its siblings, weighted by the number of episodes that share the turn."""
         if not self.replay:
             members = by_agent(groups, self.rewards(groups, signals))
             return spread(self, groups, compare(members, LEAVE_ONE_OUT, earlier))
@@ -148,7 +151,7 @@ class C3(MonteCarlo):
         }
 
     def _difference(self, node: TreeTurn, signals: Signals) -> float:
-        """Return the unweighted advantage of a turn over its siblings."""
+        """Return the advantage of a turn over its siblings, before weighting."""
         worths = fmean(sibling.worth for sibling in node.siblings)
         if self.variant == "reward_only":
             return node.worth - worths
@@ -159,30 +162,34 @@ class C3(MonteCarlo):
 
 
 class Sibling(NamedTuple):
-    """Another branch at the moment at which a turn is compared."""
+    """A sibling of a turn: another branch at the moment at which the turn is compared."""
 
     worth: float
-    """Mean return of its episodes."""
+    """The mean return of the episodes of this branch."""
     keys: tuple[TurnKey, ...]
-    """The agent's turn at that moment, or all turns of the moment if only other agents move there."""
+    """The keys of the agent's turn at that moment, or of all turns of the moment if only other agents move."""
 
 
 class TreeTurn(NamedTuple):
-    """A trained turn with the returns under it and its siblings."""
+    """A trained turn of the tree, with the mean return of its episodes and its siblings."""
 
     key: TurnKey
     worth: float
-    """Mean return of the episodes under it."""
+    """The mean return of the episodes that share this turn."""
     siblings: tuple[Sibling, ...]
-    """Empty if no moment up to and including the turn's has branched, or if the other branches failed."""
+    """The siblings of the turn. The tuple is empty if no moment up to and including the turn's moment branches, or if the
+    other branches failed."""
     leaves: int
-    """Number of episodes under it, including failed ones."""
+    """The number of episodes that share this turn, including failed episodes."""
 
 
 def nodes(
     g: int, group: Group, widths: Sequence[int], returns: Callable[[Episode], Mapping[str, float]]
 ) -> list[TreeTurn]:
-    """Return each trained turn once; a turn that several episodes share is taken from the first of them that did not fail."""
+    """Return the trained turns of a group, each once.
+
+    A turn that several episodes share is taken from the first of these episodes that did not fail.
+    """
     returns_of = {e: returns(episode) for e, episode in enumerate(group.episodes) if episode.error is None}
     moments = {e: _moments(group.episodes[e]) for e in returns_of}
     # Number of episodes that share the first `depth` moments.
@@ -219,7 +226,7 @@ def nodes(
 
 
 def _leaves(returns: Mapping[int, Mapping[str, float]], agent: str, start: int, count: int) -> list[int]:
-    """Return the valid episodes of a branch in which an agent has a return."""
+    """Return the indices of the valid episodes of a branch in which the agent has a return."""
     return [leaf for leaf in range(start, start + count) if agent in returns.get(leaf, {})]
 
 
@@ -228,7 +235,7 @@ def _moments(episode: Episode) -> list[int]:
 
 
 def _siblings(e: int, under: Sequence[int], branched: int) -> list[int]:
-    """Return the first episode of every other branch at a moment."""
+    """Return the index of the first episode of every other branch at the moment `branched`."""
     if not branched:
         return []
     size, total = under[branched], under[branched - 1]

@@ -1,20 +1,21 @@
-"""CCPO: credit by removal: the team's return is compared with its return without the agent (2603.21563).
+"""CCPO: credit by removal. The team's return is compared with its return without the agent (arXiv:2603.21563).
 
     D_i = R(τ) − (1/K) Σ_k R(τ without i),    A_i = D_i − mean D_i of the group's other episodes
 
-A_i is used for all turns of agent i. To remove i, its messages are left empty from its first turn on; a workflow that can
-do so (`debate`, `vote`) continues without i instead. Earlier turns and simultaneous turns of other agents are replayed. All
-later turns are sampled again. The subtracted terms are independent of i's completions in this episode, so the expected
-update is ∇J.
+All turns of agent i have the advantage A_i. To remove agent i, its messages are left empty from its first turn on. Workflows
+that can continue without an agent (`debate`, `vote`) leave the agent out instead. Earlier turns and simultaneous turns of
+other agents are replayed. All turns after the first turn of agent i are sampled again. The subtracted terms are independent
+of i's completions in this episode, so the expected update is ∇J.
 
-If the team can do without i, both terms of D_i contain the same randomness of the task and of the other agents, which
-cancels. If it cannot, R(τ without i) is constant, and A_i is the same as in `rloo`.
+If the team can solve the task without agent i, both terms of D_i contain the same randomness of the task and of the other
+agents, which cancels. If the team cannot solve the task without agent i, R(τ without i) is constant, and A_i is the same as
+in `rloo`.
 
-R is the team's return, counted once (`team_reward` defines it), the same for every agent.
+R is the team's return, as `team_reward` defines it. The team's return is counted once and is the same for every agent.
 
 Deviations from the paper:
 
-- D_i is compared with the D_i of the other episodes. The paper divides it by a running standard deviation, which would
+- Each D_i is compared with the D_i of the other episodes. The paper divides D_i by a running standard deviation, which would
   change the direction of the update.
 """
 
@@ -33,16 +34,16 @@ from kapelle.types import Episode, Group
 
 
 class CCPO(Replays):
-    """Settings of credit by removal."""
+    """Settings of CCPO: credit by removal of single agents."""
 
     name: Literal["ccpo"] = "ccpo"
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return self.replaying(self.name, self.credit, self.changes, self.earned)
 
     def changes(self, group: Group, number: int, team: Team) -> Sequence[Change]:
-        """Return one removal per trained agent."""
+        """Return one change per trained agent, which removes the agent from the episode."""
         turns = group.episodes[number].turns
         return [
             Change("remove", (agent,))
@@ -52,7 +53,7 @@ class CCPO(Replays):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return D_i minus the mean D_i of the group's other episodes."""
+        """Return, for each agent, D_i minus the mean D_i of the other episodes of the group."""
 
         def difference(episode: Episode, agent: str) -> tuple[float, str]:
             earned = self.earned(episode)[agent]

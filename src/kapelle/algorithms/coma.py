@@ -1,26 +1,26 @@
-"""COMA: the advantage of a turn over other completions of its agent, estimated by a central critic (1705.08926).
+"""COMA: a central critic estimates the advantage of a turn over alternative completions of the same agent (arXiv:1705.08926).
 
     A_i = Q(s, a) − mean_k Q(s, (a_−i, a_i^k))        (eq. 4)
 
-Q is a critic over messages: its value after the turn, given everything that all agents read and wrote until then, including
-simultaneous completions of other agents. It is fitted to the return from the turn on. The alternatives a_i^k are the same
-agent's completions of the same prompt in the task's other episodes, which are samples of its policy. The critic reads each
-of them in place of the turn. No episode is continued, so the environment need not be repeatable.
+Q is the value of a critic over messages after the turn. The critic reads everything that all agents read and wrote up to that
+point, including simultaneous completions of other agents. The critic is fitted to the return from the turn on. The
+alternatives a_i^k are completions that the same agent sampled for the same prompt in other episodes of the task. The critic
+reads each alternative in place of the turn. No episode is continued, so the environment need not be repeatable.
 
-The baseline is independent of the turn's completion, so it adds no bias with any critic. Q(s, a) can add bias: with
-`worth: value`, the paper's form, the update follows the critic, and is a multiple of ∇J if the critic is correct. With
-`worth: return` the sampled return replaces Q(s, a), and the update is a multiple of ∇J with any critic.
+The baseline is independent of the turn's completion, so it adds no bias, whatever the critic. Q(s, a) can add bias. With
+`worth: value` (the paper's form), the expected update is a multiple of ∇J if the critic is correct. With `worth: return`, the
+sampled return replaces Q(s, a), and the expected update is a multiple of ∇J with any critic.
 
 Deviations from the paper:
 
-- `worth: return` is the default. With `value`, a critic over messages misleads the policies until it explains returns
-  (figures in docs/algorithms/coma.md).
+- `worth: return` is the default. With `worth: value`, a critic over messages misleads the policies until the critic explains
+  the returns (see the figures in docs/algorithms/coma.md).
 - The expectation over an agent's actions is a mean over samples, because the actions of a language model cannot be
   enumerated. The turn's own completion is excluded.
-- In later turns, it can happen that no other episode has the same prompt. The mean is then over Q of the agent's turns of
-  the same number in the other episodes, each with its own history. Without such turns, nothing is subtracted.
+- In later turns, it can happen that no other episode has the same prompt. The baseline is then the mean Q over the agent's
+  turns with the same number in the other episodes, each after its own history. If there are no such turns, the baseline is 0.
 - The critic is fitted to returns, not by TD(λ) with a target network.
-- `team.sharing` decides which agents share a policy; prompts contain no agent number.
+- The setting `team.sharing` decides which agents share a policy. Prompts do not contain the number of the agent.
 """
 
 from __future__ import annotations
@@ -43,24 +43,26 @@ from kapelle.types import Group
 
 
 class COMA(MonteCarlo):
-    """Settings of counterfactual multi-agent policy gradients."""
+    """Settings of COMA (counterfactual multi-agent policy gradients)."""
 
     name: Literal["coma"] = "coma"
     group_size: int = Field(default=8, ge=2)
-    """Episodes per task; the other episodes provide a turn's alternatives."""
+    """The number of episodes per task. The alternatives to a turn are taken from the other episodes of the task."""
     worth: Literal["value", "return"] = "return"
-    """First term of the advantage: the return from the turn on, or the critic's value after the turn, as in the paper."""
+    """The first term of the advantage: the return from the turn on (`return`), or the critic's value after the turn as in the
+    paper (`value`)."""
     normalise: Literal["policy", "agent", "batch", "none"] = "policy"
-    """Set over which the advantages of an update are whitened."""
+    """The set of turns over which the advantages of an update are whitened: those of one policy, those of one agent, all
+    (`batch`), or no whitening (`none`)."""
     value_loss: ValueLossConfig = ValueLossConfig()
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         signal = CounterfactualValues(self.value_loss.q_critic())
         return self.row(self.name, credit=self.credit, needs=(signal,))
 
     def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return A = Q(s, a) − mean_k Q(s, (a_−i, a_i^k)) for every token, and the return as the critic's target."""
+        """Return the advantage Q(s, a) − mean_k Q(s, (a_−i, a_i^k)) for all tokens of each turn. The critic's target is the return."""
         same_turn: dict[tuple[int | str, ...], list[TurnKey]] = {}
         return_of: dict[TurnKey, float] = {}
         for member in by_agent_turn(groups, self.rewards(groups, signals)):

@@ -1,17 +1,19 @@
-"""CORY: a pioneer and an observer learn together and exchange roles (2410.06101).
+"""CORY: a pioneer and an observer learn together and exchange roles (arXiv:2410.06101).
 
 The pioneer answers a question. The observer reads the question and the pioneer's answer, and then gives its own answer
-(workflow `cory`). Both receive the reward r_1 + r_2. Every `swap_every` steps the two policies exchange roles: their
-weights are swapped, together with optimiser state, counters and references. `base` computes advantages and updates the
-weights; it can be any algorithm that learns from rollouts. Without a swap, CORY equals `base` on the sum of rewards.
+(workflow `cory`). Both agents receive the reward r_1 + r_2. Every `swap_every` steps the two policies exchange roles: their
+weights are swapped, together with optimiser states, counters and references. The base algorithm (`base`) computes advantages
+and updates the weights; it can be any algorithm that learns from rollouts. Without exchanges, CORY is identical to the base
+algorithm with the sum of the rewards.
 
-Critics stay with their roles, because they evaluate what a role reads. The phase (which weights have which role) follows
-from the step number; the checkpoint stores the weights by role.
+Critics stay with their roles, because they evaluate what a role reads. The step number determines which weights have which
+role; the checkpoint stores the weights by role.
 
 Deviations from the paper:
 
-- The paper's base is PPO with a KL penalty (`base: {name: ippo, gae: {kl_in_reward: …}}`); here any base is possible.
-- `swap_every` counts steps of the loop; the paper counts optimiser updates.
+- The paper's base algorithm is PPO with a KL penalty (`base: {name: ippo, gae: {kl_in_reward: …}}`). This implementation
+  allows any base algorithm.
+- The setting `swap_every` counts steps of the training loop; the paper counts optimiser updates.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ class CORY(Settings):
 
     name: Literal["cory"] = "cory"
     base: Annotated[AlgorithmSettings, Plugged()]
-    """Settings of the base algorithm, with `team_reward: sum`."""
+    """The settings of the base algorithm, whose `team_reward` is always `sum`."""
     swap_every: int = Field(default=5, ge=0)
-    """Steps between exchanges; 0 never exchanges roles."""
+    """The number of steps between two exchanges of roles. With 0, roles are never exchanged."""
 
     @field_validator("base", mode="before")
     @classmethod
@@ -53,7 +55,7 @@ class CORY(Settings):
         return found.model_validate({**given, "team_reward": "sum"})  # type: ignore[attr-defined]
 
     def build(self) -> Algorithm:
-        """Return the base algorithm with the exchange."""
+        """Return the base algorithm with a hook that exchanges the roles."""
         row = self.base.build()
         hooks = (Exchange(self.swap_every), *row.after_update) if self.swap_every else row.after_update
         return replace(row, name=self.name, after_update=hooks, checks=(*row.checks, check_pair))
@@ -61,13 +63,13 @@ class CORY(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Hook that exchanges the weights of the team's first two policies every `every` steps."""
+    """A hook that exchanges the weights of the team's first two trained policies every `every` steps."""
 
     every: int
     moves_weights: ClassVar[bool] = True
 
     def __call__(self, step: int, team: Team, engine: Learners) -> None:
-        """Exchange the weights if the step number is a multiple of `every`."""
+        """Exchange the weights of the two policies if the step number is a multiple of `every`."""
         if step % self.every == 0:
             engine.exchange(*team.trained[:2])
 

@@ -1,23 +1,23 @@
-"""Counterfactual credit: a turn's return compared with returns after other completions of the same prompt.
+"""Counterfactual credit: the return of a turn is compared with returns after other completions of the same prompt.
 
     A_i = R(τ) − (1/K) Σ_k R(τ with turn i and all later turns sampled again)
 
-This is COMA's advantage (1705.08926, eq. 4) with continuations in place of a learned Q. It is also the difference reward of
-Wolpert and Tumer (2002) with the policy's own other actions as the default action. Earlier turns and simultaneous turns of
-partners are replayed, so their randomness is in both terms. The baseline is independent of the turn, so the expected update
-is ∇J.
+A_i is COMA's advantage (arXiv:1705.08926, eq. 4) with sampled continuations in place of a learned Q. A_i is also the
+difference reward of Wolpert and Tumer (2002), with other actions of the policy as the default action. Earlier turns and
+simultaneous turns of partners are replayed, so both terms of A_i contain the same randomness of these turns. The baseline is
+independent of turn i, so the expected update is ∇J.
 
-With `alternatives: siblings`, the other actions are completions of the same prompt in other episodes of the group (the
-first `continuations` of them), and only later turns are sampled. If no other episode has that prompt, the turn is sampled
-again.
+With `alternatives: siblings`, the other actions are completions of the same prompt in other episodes of the group (the first
+`continuations` of them), and only later turns are sampled. If no other episode has the same prompt, the turn itself is
+sampled again.
 
-Within a `budget`, the turns chosen for continuation are those with prompts after which the other episodes' returns vary
-most. A turn without continuations is compared with the mean of the group's other episodes.
+With a `budget`, only some turns are continued: those with prompts after which the returns of the other episodes vary most. A
+turn without continuations is compared with the mean return of the other episodes of the group.
 
 Deviations from COMA:
 
-- There is no critic, so the environment must be repeatable (`coma` learns a critic).
-- A sampled return replaces Q(s, a), so A contains the return's noise.
+- No critic is learned, so the environment must be repeatable. The algorithm `coma` learns a critic.
+- A sampled return replaces Q(s, a), so the advantage contains the noise of the return.
 - The loss is the clipped surrogate.
 """
 
@@ -38,20 +38,21 @@ from kapelle.types import Group, Turn
 
 
 class Counterfactual(Replays):
-    """Settings of counterfactual credit by continuations."""
+    """Settings of counterfactual credit, which compares a turn with sampled continuations."""
 
     name: Literal["counterfactual"] = "counterfactual"
     alternatives: Literal["resampled", "siblings"] = "resampled"
-    """Source of an agent's other actions: sampled again, or taken from other episodes with the same prompt."""
+    """How alternatives to a turn are obtained: `resampled` samples the turn again, and `siblings` takes completions of the
+    same prompt from other episodes of the group."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return self.replaying(
             self.name, self.credit, self.changes, says=partial(disagreement, returns=self.returns)
         )
 
     def changes(self, group: Group, number: int, team: Team) -> Sequence[Change]:
-        """Return the changes of every trained turn: one per sibling, or one resampled turn."""
+        """Return the changes of every trained turn of an episode: one replacement per sibling, or one new sample of the turn."""
         found: list[Change] = []
         for turn in group.episodes[number].turns:
             if turn.trained:
@@ -60,7 +61,7 @@ class Counterfactual(Replays):
         return found
 
     def _siblings(self, group: Group, number: int, turn: Turn) -> list[Change]:
-        """Return replacements of a turn by the group's other completions of its prompt."""
+        """Return changes that replace a turn with completions of the same prompt from other episodes of the group."""
         place = sum(other.agent == turn.agent for other in group.episodes[number].turns[: turn.index])
         others = [
             episode.by(turn.agent)[place]
@@ -73,7 +74,7 @@ class Counterfactual(Replays):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each turn's return minus the mean return after its alternatives."""
+        """Return, for each turn, its return minus the mean return after its alternatives."""
         members = by_agent_of(groups, lambda episode, agent: (self.returns(episode)[agent], ""))
         plain = against_others([member for _, member in members], earlier)
         advantage: dict[TurnKey, float] = {}

@@ -1,29 +1,31 @@
 """On-policy distillation: each policy learns from a frozen teacher on its own samples.
 
-The loss is the reverse KL to the teacher over whole completions y of the team's prompts x,
+The loss is the reverse KL divergence to the teacher over whole completions y for the team's prompts x,
 
     KL(π(·|x) ‖ T(·|x)) = E_{y~π}[Σ_t log π(y_t) − log T(y_t)]
 
-(generalised knowledge distillation of 2306.13649 with λ = 1 and the reverse KL; MiniLLM, 2306.08543, eq. 2). Its gradient is
-E[Σ_t ∇log π(y_t) · Σ_{s≥t} (log π(y_s) − log T(y_s))], so the advantage of a token is
+(generalised knowledge distillation of arXiv:2306.13649 with λ = 1 and the reverse KL; MiniLLM, arXiv:2306.08543, eq. 2). The
+gradient of the loss is E[Σ_t ∇log π(y_t) · Σ_{s≥t} (log π(y_s) − log T(y_s))], so the advantage of a token is
 
     R_t = Σ_{s≥t} γ^{s−t} · (log T(y_s) − log π(y_s)),    A_t = R_t − mean R_t in the task's other episodes
 
-with γ = `discount` = 1. The mean is over the same turn of the same agent at the same position t. It is independent of the
-sample, and removes what all episodes have in common, which is most of R_t while policy and teacher are far apart. If no other
-episode has such a token, the baseline is a running mean over earlier steps, which the checkpoint keeps.
+with γ = `discount` = 1. The mean is over tokens at the same position t in the same turn of the same agent. The baseline is
+independent of the sampled token. Subtracting the baseline removes what all episodes have in common, which is most of R_t as
+long as policy and teacher are far apart. If no other episode has a token at this position, the baseline is a running mean
+over earlier steps, which is stored in the checkpoint.
 
-`discount: 0` keeps only each token's own term: the sum of per-token KLs at the positions that the policy reaches, ignoring
-the effect of tokens on later positions. Rewards and critics are not used.
+With `discount: 0`, R_t contains only the token's own term. The loss is then the sum of per-token KL divergences at the
+positions that the policy reaches, without the effect of a token on later positions. Rewards and critics are not used.
 
 Deviations from the papers:
 
-- The divergence is sampled, not summed over the vocabulary, because a teacher's logits are not kept.
-- The clipped surrogate replaces plain policy gradient; with one pass over the data they are equal.
-- MiniLLM's length normalisation and its mixed-in teacher samples are omitted.
-- Both log-probs are at the agent's sampling temperature.
-- Prompts are treated as given: the gradient ignores that a policy's text shapes later prompts.
-- With `training.max_staleness`, log π is computed with the weights that sampled.
+- The divergence is estimated from the sampled tokens and not summed over the vocabulary, because the teacher's logits are not
+  stored.
+- The clipped surrogate replaces the plain policy gradient; with one pass over the data, both have the same gradient.
+- MiniLLM's length normalisation and its mixing with teacher samples are omitted.
+- Both log-probs are computed at the agent's sampling temperature.
+- Prompts are treated as given: the gradient ignores the effect of a policy's completions on later prompts.
+- With `training.max_staleness`, log π is computed with the weights that sampled the completion.
 """
 
 from __future__ import annotations
@@ -51,20 +53,21 @@ class Distill(Settings, Taught):
 
     name: Literal["distill"] = "distill"
     teacher: str | dict[str, str]
-    """Teacher: a model's path, the PEFT folder of an adapter, or an earlier run (`RUN`, `RUN@best`, `RUN@STEP`), in which
-    each policy's teacher is the policy of the same name. Give one teacher for all policies, or a mapping from policies to
-    teachers. Resolved settings contain the folders."""
+    """The teacher: the path of a model, the PEFT folder of an adapter, or an earlier run (`RUN`, `RUN@best`, `RUN@STEP`).
+    With a run, the teacher of each policy is the policy of the same name in that run. Give one teacher for all policies, or a
+    mapping from policies to teachers. Resolved settings contain the folders of the teachers."""
     discount: float = Field(default=1.0, ge=0.0, le=1.0)
-    """γ: 1 minimises the divergence of whole completions, and 0 minimises that of single tokens."""
+    """γ, the discount per token: 1 minimises the divergence of whole completions, and 0 minimises the divergence of single
+    tokens."""
     group_size: int = Field(default=4, ge=1)
-    """Episodes per task; with 1, the baseline is a running mean over earlier steps."""
+    """The number of episodes per task. With 1, the baseline is a running mean over earlier steps."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over the samples of a step."""
+    """The number of passes over the samples of each step."""
     minibatches: int = Field(default=1, ge=1)
-    """Optimiser steps into which each pass is divided."""
+    """The number of optimiser steps into which each pass over the samples is divided."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return Algorithm(
             name=self.name,
             policy_loss=SurrogateConfig().build(),
@@ -76,23 +79,24 @@ class Distill(Settings, Taught):
 
 
 BY_POSITION = Comparison(leave_one_out, start=0.0)
-"""Value with which a token is compared before there are earlier returns: the return of a policy that equals its teacher."""
+"""A comparison with the mean of the other episodes. Before there are earlier returns, a lone value is compared with 0, the
+return of a policy that equals its teacher."""
 
 
 class TaughtCredit:
-    """Advantages from a teacher's log-probs; a `CreditMemory` of earlier returns per position.
+    """A `CreditMemory` that computes advantages from a teacher's log-probs and stores the moments of earlier returns per position.
 
-    Its metrics report each policy's divergence from its teacher.
+    The metrics of this class report the divergence of each policy from its teacher.
     """
 
     def __init__(self, discount: float) -> None:
-        """Take γ."""
+        """Create an empty memory with the discount γ."""
         self._discount = discount
         self._earlier = Earlier()
         self._metrics: dict[str, float] = {}
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each token's advantage."""
+        """Return the advantage of each token."""
         turns = in_rounds(groups)
         if not turns:
             return {}
@@ -117,13 +121,13 @@ class TaughtCredit:
         return {key: Credit(piece_T) for (key, _, _), piece_T in zip(turns, pieces, strict=True)}
 
     def metrics(self) -> Mapping[str, float]:
-        """Return each policy's reverse KL to its teacher at the sampled tokens, in nats per token."""
+        """Return the reverse KL divergence of each policy to its teacher at the sampled tokens, in nats per token."""
         return self._metrics
 
     def state(self) -> dict[str, object]:
-        """Return the means and variances of earlier returns."""
+        """Return the running means and variances of earlier returns."""
         return {"earlier": self._earlier.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that a call of `state` returned."""
         self._earlier.load_state(state["earlier"])

@@ -1,23 +1,23 @@
-"""DPO for teams: each agent's turns in the better episode are preferred to its turns in the worse one.
+"""DPO for teams: the turns of each agent in the better episode are preferred to its turns in the worse episode.
 
-Direct preference optimisation (2305.18290, eq. 7) minimises
+Direct preference optimisation (arXiv:2305.18290, eq. 7) minimises
 
     −log σ(β·Δ),    Δ = log π/π_ref of the chosen side − log π/π_ref of the rejected side
 
-with log-probs summed over a side's tokens. `label_smoothing` is the probability that a label is wrong. `kind: ipo` is
-(Δ − 1/(2β))² (2310.12036, eq. 17), with log-probs averaged over a side's tokens. Both losses depend only on a difference, so
-both sides can become less likely. `nll` = α adds −α·log π of the chosen side per token (iterative reasoning preference
-optimisation, 2404.19733, eq. 1).
+with log-probs summed over the tokens of a side. The setting `label_smoothing` is the probability that a label is incorrect.
+With `kind: ipo`, the loss is (Δ − 1/(2β))² (arXiv:2310.12036, eq. 17), with log-probs averaged over the tokens of a side.
+Both losses depend only on a difference, so the likelihood of both sides can decrease. The setting `nll` = α adds −α·log π of
+the chosen side per token (iterative reasoning preference optimisation, arXiv:2404.19733, eq. 1).
 
-Pairs. From rollouts, the episodes of a task with the highest and the lowest return make one pair *for each agent*. A side is
-the sum over all turns of the agent in its episode. A task whose episodes have equal returns gives no pair. From recorded
-preferences (`data: recorded` on environment `preferences`), the recorded pair is used.
+Pairs. With rollouts, the episodes of a task with the highest and the lowest return form one pair *for each agent*. The
+log-prob of a side is the sum over all turns of the agent in the episode. A task whose episodes have equal returns yields no
+pair. With recorded preferences (`data: recorded` with the environment `preferences`), the recorded pairs are used.
 
 Deviations from the papers:
 
 - With rollouts, the pairs come from the current policy at every step (online DPO).
-- Prompts of an agent's later turns differ between the sides, because their histories differ.
-- IPO's average over tokens is not in its paper.
+- The prompts of an agent's later turns differ between the two sides, because the histories differ.
+- The paper on IPO does not average over tokens.
 """
 
 from __future__ import annotations
@@ -46,25 +46,26 @@ class DPO(Settings):
 
     name: Literal["dpo"] = "dpo"
     data: Literal["rollout", "recorded"] = "rollout"
-    """Source of pairs: `rollout` compares the team's own episodes; `recorded` uses the environment's recorded pairs or its
-    scripted answers."""
+    """The source of the pairs. With `rollout`, pairs are formed from episodes that the team samples. With `recorded`, the
+    recorded pairs or the scripted answers of the environment are used."""
     kind: Literal["dpo", "ipo"] = "dpo"
-    """Loss: `dpo` (2305.18290) or `ipo` (2310.12036)."""
+    """The loss function, which is `dpo` (arXiv:2305.18290) or `ipo` (arXiv:2310.12036)."""
     beta: float = Field(default=0.1, gt=0.0)
-    """β, the strength of the constraint to the reference."""
+    """β, the strength of the constraint to the reference policy."""
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=0.5)
-    """Probability that a pair's label is wrong."""
+    """The probability that the label of a pair is incorrect."""
     nll: float = Field(default=0.0, ge=0.0)
-    """α of the additional loss −log π of the chosen side per token (2404.19733 eq. 1), which keeps its likelihood high."""
+    """α, the weight of an additional loss: −log π of the chosen side per token (arXiv:2404.19733, eq. 1). This additional
+    loss keeps the likelihood of the chosen side high."""
     group_size: int = Field(default=2, ge=1)
-    """Episodes per task; the best and the worst one form a pair."""
+    """The number of episodes per task. The episodes with the highest and the lowest return form a pair."""
     team_reward: TeamReward = "mean"
     reference_every: int = Field(default=0, ge=0)
-    """Steps between refreshes of the reference policy; 0 never refreshes it."""
+    """The number of steps between two refreshes of the reference policy. With 0, the reference policy is never refreshed."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over the samples of a step."""
+    """The number of passes over the samples of each step."""
     minibatches: int = Field(default=1, ge=1)
-    """Optimiser steps into which each pass is divided."""
+    """The number of optimiser steps into which each pass over the samples is divided."""
 
     @model_validator(mode="after")
     def _makes_pairs(self) -> DPO:
@@ -78,7 +79,7 @@ class DPO(Settings):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return Algorithm(
             name=self.name,
             policy_loss=self.loss(),
@@ -92,7 +93,7 @@ class DPO(Settings):
         )
 
     def loss(self) -> PolicyLoss:
-        """Return the loss over pairs: DPO sums log-probs over a side's tokens, IPO averages them."""
+        """Return the loss over pairs. DPO sums the log-probs over the tokens of a side, and IPO averages them."""
         if self.kind == "ipo":
             ipo = partial(preferences.ipo_loss, beta=self.beta)
             return partial(loss_over_pairs, reduce=segment_mean, pair_loss=ipo, nll=self.nll)
@@ -100,7 +101,7 @@ class DPO(Settings):
         return partial(loss_over_pairs, reduce=segment_sum, pair_loss=dpo, nll=self.nll)
 
     def credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return advantage +1 for turns of a chosen side, −1 for a rejected side, and weight 0 for other turns."""
+        """Return credit with advantage +1 for turns of a chosen side, −1 for turns of a rejected side, and weight 0 for all other turns."""
         sides: dict[tuple[int, int, str], tuple[int, float]] = {}
         pairs = 0
         for g, group in enumerate(groups):
@@ -116,9 +117,10 @@ class DPO(Settings):
 
 
 def pairs_of(group: Group, how: TeamReward) -> dict[str, tuple[int, int]]:
-    """Return, for each agent, the indices of its best and its worst episode; of tied episodes, the first.
+    """Return, for each agent, the indices of the episodes with its highest and its lowest return.
 
-    Frozen agents, and agents with equal returns in all episodes, are absent.
+    If episodes are tied, the first is taken. The result does not contain frozen agents and agents with equal returns in all
+    episodes.
     """
     returns_of: dict[str, dict[int, float]] = {}
     for _, e, episode in valid_episodes([group]):
@@ -142,10 +144,11 @@ def loss_over_pairs(
     pair_loss: Callable[[Tensor, Tensor, Tensor, Tensor], PreferenceLoss],
     nll: float = 0.0,
 ) -> Loss:
-    """Return the sum over pairs of `pair_loss` plus `nll` times the chosen side's −log π per token, and the number of pairs.
+    """Return the sum over pairs of `pair_loss` plus `nll` times −log π of the chosen side per token, and the number of pairs.
 
-    `pair_loss` takes log-probs [N] of the chosen and rejected sides of N pairs under the policy, then under the reference.
-    Each is reduced over a side's tokens by `reduce` (`segment_sum` or `segment_mean`).
+    The function `pair_loss` takes four tensors of shape [N] for N pairs: the log-probs of the chosen and the rejected sides
+    under the policy, and the same under the reference. The function `reduce` (`segment_sum` or `segment_mean`) reduces
+    log-probs over the tokens of a side.
     """
     assert targets.pair_S is not None, "every sequence belongs to a pair"
     numbers_N, pair_S = torch.unique(targets.pair_S, return_inverse=True)

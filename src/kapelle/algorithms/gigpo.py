@@ -1,22 +1,24 @@
-"""GiGPO: GRPO's advantage plus a step advantage among turns that met the same state (2505.10978).
+"""GiGPO: the advantage of GRPO plus a step advantage among turns in the same state (arXiv:2505.10978).
 
     A = A^E + ω·A^S
 
-A^E is GRPO's: the agent's return over its trajectory, compared with the task's other episodes (eq. 3). A^S compares turns of
-the group that met the same state (an anchor state), each with its discounted return-to-go (eq. 5 to 7). A state that no other
-episode met has A^S = 0.
+A^E is the advantage of GRPO: the agent's return over its trajectory, compared with the other episodes of the task (eq. 3).
+A^S compares turns of the group that start in the same state (an anchor state) by their discounted returns-to-go (eq. 5 to 7).
+If no other episode reaches a state, A^S is 0.
 
 With `state: context`, a state is the whole prompt, token for token. The comparison is then exact, but states rarely repeat in
-multi-turn conversations. With `new_messages` (the authors' `anchor_obs`), it is what the agent has read since its last
-turn. Such states repeat more often, but their histories differ.
+multi-turn conversations. With `state: new_messages` (the authors' `anchor_obs`), a state is what the agent has read since its
+last turn. Such states repeat more often, but the histories before them differ.
 
 Deviations from the paper:
 
-- With `scale: none`, a state that an episode meets several times is compared with the other episodes only. The paper's mean
-  includes the episode's own later returns, which depend on its action; `scale: std` is the paper's form.
-- `alone: episode` uses A^E as the A^S of a state that no other episode met. With 0, rare states have less weight, which
-  biases the expected update. With A^E, `scale: none` and `gamma: 1`, the expected update is a multiple of ∇J.
-- States must be equal. The authors' code can also cluster similar texts.
+- With `scale: none`, a turn in a state that its episode reaches several times is compared with other episodes only. The
+  paper's mean includes the episode's own later returns, which depend on the action of the turn; `scale: std` is the paper's
+  form.
+- With `alone: episode`, A^S of a state that no other episode reaches is A^E. With `alone: zero`, A^S of such states is 0,
+  which gives rare states less weight and biases the expected update. With `alone: episode`, `scale: none` and `gamma: 1`, the
+  expected update is a multiple of ∇J.
+- Only identical states are compared. The authors' code can also cluster similar texts.
 """
 
 from __future__ import annotations
@@ -36,28 +38,30 @@ from kapelle.types import Group
 
 
 class GiGPO(MonteCarlo):
-    """Settings of group-in-group policy optimisation."""
+    """Settings of GiGPO (group-in-group policy optimisation)."""
 
     name: Literal["gigpo"] = "gigpo"
     scale: Literal["std", "none"] = "std"
-    """`std` divides both advantages by the standard deviation of the set; `none` (the authors' `mean_norm`) does not."""
+    """How advantages are scaled: `std` divides both advantages by the standard deviation of their comparison set, and `none`
+    (the authors' `mean_norm`) does not scale them."""
     omega: float = Field(default=1.0, ge=0.0)
-    """ω, the weight of the step advantage; with 0, the advantage is that of `grpo`."""
+    """ω, the weight of the step advantage. With 0, the advantage is the same as in `grpo`."""
     gamma: float = Field(default=0.95, ge=0.0, le=1.0)
-    """Discount from one of the agent's turns to the next, in the step advantage."""
+    """The discount from one turn of an agent to its next turn in the step advantage."""
     state: Literal["context", "new_messages"] = "context"
-    """Definition of equal states: equal prompts (`context`), or equal messages since the agent's last turn (`new_messages`)."""
+    """The definition of a state: the whole prompt (`context`), or the messages since the agent's last turn (`new_messages`)."""
     alone: Literal["zero", "episode"] = "zero"
-    """Step advantage of a state that no other episode met: `zero`, as in the paper, or the episode's advantage."""
+    """The step advantage in a state that no other episode reaches: 0 as in the paper (`zero`), or the advantage of the whole
+    episode (`episode`)."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return self.row(self.name, judge=self.credit)
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return A^E + ω·A^S for every token of each turn."""
+        """Return the advantage A^E + ω·A^S for every token of each turn."""
         reward = self.rewards(groups, signals)
         episode = compare(by_agent(groups, reward), BY_SCALE[self.scale], earlier)
         if self.omega == 0.0:
@@ -75,9 +79,9 @@ class GiGPO(MonteCarlo):
         return spread(self, groups, {key: own + self.omega * step[key] for key, own in episode.items()})
 
     def _within(self, members: Sequence[Member], most: int) -> list[float | None]:
-        """Return each turn's advantage among the turns that met the same state; None if no other episode met it.
+        """Return, for each turn, its advantage among the turns in the same state, or None if no other episode reaches the state.
 
-        `most` is the largest number of valid episodes of a task.
+        The argument `most` is the largest number of valid episodes of a task.
         """
         value_B = torch.tensor([member.value for member in members], dtype=torch.float64)
         episode_B = torch.tensor([member.keys[0].episode for member in members])

@@ -1,30 +1,31 @@
-"""M-GRPO: GRPO, normalised per level, for a main agent that calls sub-agents 0, 1 … k times (2511.13288).
+"""M-GRPO: GRPO for a main agent that calls sub-agents any number of times, with a separate normalisation per level (arXiv:2511.13288).
 
     A = (R − mean) / (std + ε),    for a sub-agent with k calls in the episode: k̄/k · A
 
-An agent's return is compared with its own returns in the task's other episodes. Levels differ in how often they act and in
-their returns, so they are never mixed.
+The return of an agent is compared with the returns of the same agent in the other episodes of the task. Levels differ in how
+often their agents act and in their returns, so returns of different levels are never compared.
 
-The number of calls of a sub-agent varies between episodes. The paper aligns their trajectories: it duplicates some
-trajectories of an episode with few calls and drops some of an episode with many calls, until all episodes have the same
-number. Here every call of an episode with k calls has the weight k̄/k, where k̄ is the mean number of calls over the step's
-episodes with calls. This is the expectation of the paper's resampling, without its noise. Each episode counts once for an
-agent, however often it is called.
+The number of calls of a sub-agent varies between episodes. The paper aligns the trajectories: it duplicates some trajectories
+of an episode with few calls and drops some of an episode with many calls, until all episodes have the same number. In this
+implementation, every call of an episode with k calls has the weight k̄/k, where k̄ is the mean number of calls over the
+step's episodes with calls. The weight is the expectation of the paper's resampling, without the noise of resampling. Each
+episode counts once for an agent, however often the agent is called.
 
 A call is the set of an agent's turns that one turn of another agent requested (`Turn.caller`). If the caller is unknown, a
 call consists of the agent's turns until an agent of a higher level moves again. The return of a call is the agent's whole
 return in the episode.
 
-`compare: main` gives every call the main agent's advantage. With `align: none` and one policy for all agents this is the
-idea of MATPO (2510.04678). There, workers have no separate score: the score of the planner's answer applies to every
-rollout. MATPO's code normalises over all rollouts, including workers'; here each episode counts once.
+With `compare: main`, every call has the advantage of the main agent. With `align: none` and one policy for all agents, this
+is the idea of MATPO (arXiv:2510.04678): workers have no separate score, and the score of the planner's answer applies to
+every rollout. MATPO's code normalises over all rollouts, including those of workers; in this implementation, each episode
+counts once.
 
 Deviations from the paper:
 
-- Weights replace resampling.
+- Weights of calls replace the resampling of trajectories.
 - There can be any number of levels and of agents per level; the paper has two agents.
-- Rewards are the environment's (`team_reward: mean` gives all agents the same); the paper adds an expert's score for the
-  sub-agent.
+- Rewards come from the environment, and `team_reward: mean` gives all agents the same reward. The paper adds an expert's
+  score for the sub-agent.
 """
 
 from __future__ import annotations
@@ -47,18 +48,22 @@ Levels = tuple[tuple[str, ...], ...]
 
 
 class MGRPO(MonteCarlo):
-    """Settings of M-GRPO: GRPO for a main agent and its sub-agents."""
+    """Settings of M-GRPO, which is GRPO for a main agent and its sub-agents."""
 
     name: Literal["m_grpo"] = "m_grpo"
     levels: Levels = ()
-    """Agents by level: the main agent, then the agents that it calls, then the agents that those call, for example
-    `[[planner], [search, code]]`. Empty: the team's first agent calls all others."""
+    """The names of the agents by level: first the main agent, then the agents that the main agent calls, then the agents that
+    these call, and so on (for example `[[planner], [search, code]]`). If the list is empty, the team's first agent is the
+    main agent and calls all others."""
     align: Literal["weights", "none"] = "weights"
-    """Weight of one of k calls in an episode: k̄/k (`weights`) or 1 (`none`)."""
+    """The weight of a call of a sub-agent in an episode with k calls: k̄/k (`weights`), where k̄ is the mean number of calls,
+    or 1 (`none`)."""
     compare: Literal["level", "main"] = "level"
-    """Advantage of a sub-agent: from its own returns (`level`), or the main agent's advantage (`main`, MATPO)."""
+    """The advantage of a sub-agent: computed from its own returns (`level`), or the advantage of the main agent (`main`, as
+    in MATPO)."""
     scale: Literal["std", "none"] = "std"
-    """`std` divides differences from the mean by the standard deviation; `none` does not."""
+    """How advantages are scaled: `std` divides the differences from the mean by the standard deviation, and `none` does not
+    scale them."""
 
     @model_validator(mode="after")
     def _one_main_agent(self) -> MGRPO:
@@ -73,14 +78,14 @@ class MGRPO(MonteCarlo):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         check = partial(_check_levels, levels=self.levels, by_main=self.compare == "main")
         return self.row(self.name, judge=self.credit, checks=(check,))
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage, which is multiplied by the turn's weight for sub-agents."""
+        """Return the advantage of each turn. For sub-agents, the advantage is multiplied by the weight of the turn."""
         members = by_agent(groups, self.rewards(groups, signals))
         if self.compare == "main":
             turns: dict[tuple[int, int], list[TurnKey]] = {}
@@ -100,7 +105,7 @@ class MGRPO(MonteCarlo):
         return self.levels or (episode.agents[:1], episode.agents[1:])
 
     def _weights(self, groups: Sequence[Group]) -> dict[TurnKey, float]:
-        """Return the weight k̄/k of every turn of a sub-agent."""
+        """Return the weight k̄/k of each turn of a sub-agent."""
         calls: dict[str, dict[tuple[int, int], int]] = {}
         for g, e, episode in valid_episodes(groups):
             for agent, count in self._calls(episode).items():
@@ -113,7 +118,7 @@ class MGRPO(MonteCarlo):
         }
 
     def _calls(self, episode: Episode) -> dict[str, int]:
-        """Return the number of calls of each sub-agent with a turn."""
+        """Return the number of calls of each sub-agent that has a turn in the episode."""
         level_of = {name: n for n, level in enumerate(self._levels_of(episode)) for name in level}
         calls: dict[str, int] = {}
         active: set[str] = set()
@@ -134,7 +139,7 @@ class MGRPO(MonteCarlo):
 
 
 def _check_levels(team: Team, levels: Levels, by_main: bool) -> None:
-    """Raise ConfigError if an agent has no level, or if `compare: main` is set and the main agent is frozen."""
+    """Raise ConfigError if the levels do not fit the team."""
     names = [agent.name for agent in team.agents]
     if len(names) < 2:
         raise ConfigError(

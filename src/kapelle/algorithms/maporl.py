@@ -1,31 +1,34 @@
-"""MAPoRL: PPO for debating agents, rewarded for their answers and for their influence on one another (2502.18439).
+"""MAPoRL: PPO for debating agents, which are rewarded for their answers and for their influence on one another (arXiv:2502.18439).
 
-v_t^i in [0, 1] is the score of agent i's answer at debate turn t. It comes from a trained verifier (`verifier`, see
-`verifier.py`), or from the environment if no verifier is named (`workflow.score_rounds: true`). With γ = `discount` and V_t
-the mean of the agents' scores at t (`sharing: all`) or the agent's own score (`individual`), the reward R_t^i is
+The score v_t^i in [0, 1] rates the answer of agent i at debate turn t. The score comes from a trained verifier (`verifier`,
+see `verifier.py`), or from the environment if no verifier is set (`workflow.score_rounds: true`). With γ = `discount`, and
+V_t the mean score of all agents at turn t (`sharing: all`) or the agent's own score (`sharing: individual`), the reward R_t^i
+is
 
     discounted_sum    [v_t^i + Σ_{t'>t} γ^{t'−t}·V_t'] / Σ_{t'≥t} γ^{t'−t}
     last              V_T        (T is the last turn)
     current           V_t
 
-The influence terms α0…α3 reward correction and persuasion (`functional.shaping.maporl_influence`): an agent gains if it helps
-others to the correct answer, and loses if it misleads them. An answer counts as correct if v > ½; with
-`correctness: label`, the environment's score decides. The others are correct if more than half of them are.
+The influence terms α0…α3 reward correction and persuasion (`functional.shaping.maporl_influence`): an agent gains reward if
+it leads others to the correct answer, and loses reward if it misleads them. An answer counts as correct if v > ½. With
+`correctness: label`, the environment's score replaces v. The other agents count as correct if more than half of them are
+correct.
 
-An agent that has stopped answering (its own consensus, `settled_after`) keeps the score of its last answer, which is still
-valid. That score enters the means of later turns, and the agent's influence on others is rewarded on that last turn. Rounds
-that did not take place do not count. v replaces the environment's rewards.
+An agent that has stopped answering (because it has settled, `settled_after`) keeps the score of its last answer, which
+remains valid. This score is included in the means of later turns, and the agent's influence in later rounds is rewarded on
+its last turn. Rounds that did not take place do not count. The scores v replace the environment's rewards.
 
-A verifier that cannot separate correct from incorrect answers to one question rewards noise. `least_auc` is the minimum AUC
-that it must have reached on held-out questions (see `training/held_out.py`).
+A verifier that cannot distinguish correct from incorrect answers to one question rewards noise. The setting `least_auc` is
+the minimum AUC that the verifier must have reached on held-out questions (see `training/held_out.py`).
 
 Deviations from the paper and the authors' code:
 
-- R_t already contains the future. By default GAE passes nothing from turn to turn (`gae.gamma_turn: 0`), so each turn is a
-  separate action, just as it is one PPO sample in the authors' code.
-- The authors' code seems to use different signs and places for α2 and α3; here they follow the meaning stated above.
-- A team can share weights, or have an adapter or a model per agent, or an adapter per agent and turn as in the authors' code
-  (`weights: {per_turn: 3}`). Critics belong to agents in every case.
+- R_t already contains future scores. By default, GAE therefore passes no value from turn to turn (`gae.gamma_turn: 0`), and
+  each turn is a separate action, just as each turn is one PPO sample in the authors' code.
+- The authors' code seems to use different signs and positions for α2 and α3. In this implementation, α2 and α3 have the
+  meaning stated above.
+- A team can share weights, have one adapter or one model per agent, or have one adapter per agent and turn as in the authors'
+  code (`weights: {per_turn: 3}`). In every case, each agent has its own critic.
 """
 
 from __future__ import annotations
@@ -53,34 +56,42 @@ NO_INFLUENCE = (0.0, 0.0, 0.0, 0.0)
 
 
 class TurnwiseGAE(GAEConfig):
-    """Settings of GAE, by default without backup from turn to turn, because R_t already contains the future."""
+    """Settings of GAE for MAPoRL.
+
+    By default, no value is passed from turn to turn, because the reward R_t already contains future scores.
+    """
 
     gamma_turn: float = Field(default=0.0, ge=0.0, le=1.0)
 
 
 class MAPoRL(ActorCritic):
-    """Settings of MAPoRL."""
+    """Settings of MAPoRL, which is PPO for debating agents with scored answers."""
 
     name: Literal["maporl"] = "maporl"
     verifier: str | tuple[str, ...] | None = None
-    """Folder of a trained verifier, or folders of several; null uses the environment's score of each answer."""
+    """The folder of a trained verifier, or a list of the folders of several verifiers. With null, the environment scores each
+    answer."""
     together: Together = "mean"
-    """Combined score of several verifiers: the mean of their probabilities, or the lowest (`least`)."""
+    """How the scores of several verifiers are combined: the mean of their probabilities (`mean`), or the lowest probability
+    (`least`)."""
     least_auc: float | None = Field(default=0.7, gt=0.5, le=1.0)
-    """Minimum AUC of the verifier among answers to one held-out question, whose interval must lie above ½; null accepts any
-    verifier."""
+    """The minimum AUC of the verifier among answers to the same held-out question. The confidence interval of the AUC must
+    also lie above ½. With null, any verifier is accepted."""
     refresh: RefreshConfig | None = None
-    """Continued training of the verifier on graded answers of the team; null keeps it frozen."""
+    """The settings for training the verifier further on graded answers of the team. With null, the verifier is frozen."""
     horizon: Literal["discounted_sum", "last", "current"] = "discounted_sum"
-    """Scores in a turn's reward: the current and the discounted later ones, the last one, or the current one."""
+    """The scores in the reward of a turn: the current score and discounted later scores (`discounted_sum`), the score of the
+    last turn (`last`), or the current score (`current`)."""
     sharing: Literal["all", "individual"] = "all"
-    """Agents whose scores are in a turn's reward: all, or its own agent."""
+    """The agents whose scores are included in the reward of a turn: all agents (`all`), or only the agent of the turn
+    (`individual`)."""
     discount: float = Field(default=1.0, ge=0.0, le=1.0)
-    """γ of R_t; used with `horizon: discounted_sum`."""
+    """γ, the discount of later scores in the reward of a turn. This setting is used only with `horizon: discounted_sum`."""
     influence: tuple[float, float, float, float] = NO_INFLUENCE
-    """α0, α1, α2, α3."""
+    """The weights α0, α1, α2, α3 of the influence terms."""
     correctness: Literal["score", "label"] = "score"
-    """Source of correctness in the influence terms: v, or the environment's score (`workflow.score_rounds: true`)."""
+    """How the influence terms decide whether an answer is correct: by the score v (`score`), or by the environment's score
+    (`label`, with `workflow.score_rounds: true`)."""
     gae: TurnwiseGAE = TurnwiseGAE()
 
     @model_validator(mode="after")
@@ -101,13 +112,13 @@ class MAPoRL(ActorCritic):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Folders of all verifiers."""
+        """The folders of all verifiers."""
         if self.verifier is None:
             return ()
         return (self.verifier,) if isinstance(self.verifier, str) else self.verifier
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         row = actor_critic_row(self, self.name, "local", credit=GAECredit(self.gae, self.rewards))
         labels = self.correctness == "label" and self.influence != NO_INFLUENCE
         judge: tuple[VerifierScores, ...] = ()
@@ -118,7 +129,7 @@ class MAPoRL(ActorCritic):
         return replace(row, data=data, needs=(*row.needs, *judge), returns=None)
 
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
-        """Return R_t^i plus the influence terms, for every turn."""
+        """Return the reward of every turn, which is R_t^i plus the influence terms."""
         rewards = {
             TurnKey(g, e, index): reward
             for g, e, episode in valid_episodes(groups)
@@ -161,7 +172,7 @@ class MAPoRL(ActorCritic):
 
 
 def _by_turn(own: Mapping[str, tuple[Turn, ...]], value: Callable[[Turn], float]) -> Tensor:
-    """Return the values `_TA` of all agents' answers by debate turn; an agent's last answer is repeated."""
+    """Return the values of all answers as a tensor of shape (T, A) for T debate turns and A agents; an agent's last answer is repeated."""
     length = max(len(turns) for turns in own.values())
     columns = []
     for turns in own.values():

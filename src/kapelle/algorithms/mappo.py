@@ -1,8 +1,8 @@
-"""MAPPO: clipped actors with one central critic (2103.01955).
+"""MAPPO: clipped actors with one central critic (arXiv:2103.01955).
 
-Only the critic reads everything that all agents read and wrote before a turn, private views included. Everything else is as
-in PPO. The critic's view (`signals.samples.central_prompt`) excludes simultaneous completions of other agents, so the
-baseline is independent of simultaneous actions.
+The critic reads everything that all agents read and wrote before a turn, including private views; the agents do not. In all
+other respects, MAPPO is the same as PPO. The critic's view (`signals.samples.central_prompt`) excludes simultaneous
+completions of other agents, so the baseline is independent of simultaneous actions.
 
 Deviations from the paper:
 
@@ -19,10 +19,10 @@ from kapelle.algorithms.ppo import ActorCritic, actor_critic_row
 
 
 class MAPPO(ActorCritic):
-    """Settings of MAPPO."""
+    """Settings of MAPPO (multi-agent PPO with one central critic)."""
 
     name: Literal["mappo"] = "mappo"
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return actor_critic_row(self, self.name, "central")

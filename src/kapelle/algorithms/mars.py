@@ -1,16 +1,18 @@
-"""MARS: turn-level returns, normalised separately for each player (2510.15414).
+"""MARS: advantages are turn-level returns that are normalised separately for each player (arXiv:2510.15414).
 
     A_t = (R_t − mean) / (std + ε),    R_t = Σ_{t'≥t} r_t' over the player's own turns, γ = 1
 
-The mean and standard deviation are over all turns of the player in the step. Players of a game face different odds: the second
-player of Kuhn poker wins more than the first. Normalisation per player gives every role the same average advantage.
+The mean and standard deviation are computed over all turns of the player in the training step. The players of a game have
+different odds: the second player of Kuhn poker wins more than the first. Normalisation per player gives every role the same
+average advantage.
 
-`sum_then_normalise` is the paper's order. `normalise_then_sum` is that of its public code: rewards are normalised per player,
-then summed, then centred on the mean of each player's distinct sums. There is no global whitening, because it would undo the
-centring.
+The order `sum_then_normalise` is that of the paper. The order `normalise_then_sum` is that of the paper's public code:
+rewards are normalised per player, then summed, then centred on the mean of each player's distinct sums. Advantages are not
+whitened over the batch, because whitening would undo the centring.
 
-A player is an agent in one game of a mixture (`Task.part`), and in one role if roles are drawn (`Episode.roles`). With one
-policy in all roles, normalisation is still per role. The authors' settings for several games also group by game and player.
+A player is an agent in one game of a mixture (`Task.part`) and, if roles are drawn at random, in one role (`Episode.roles`).
+Normalisation is per role even if one policy has all roles. The authors' settings for several games also group by game and
+player.
 """
 
 from __future__ import annotations
@@ -32,23 +34,23 @@ from kapelle.types import Group
 
 
 class MARS(MonteCarlo):
-    """Settings of MARS."""
+    """Settings of MARS: turn-level returns with a separate normalisation per player."""
 
     name: Literal["mars"] = "mars"
     group_size: int = Field(default=1, ge=1)
-    """Episodes per task; players are compared over the whole step, so 1 is enough."""
+    """The number of episodes per task. Returns are compared over the whole training step, so 1 is enough."""
     team_reward: TeamReward = "individual"
     normalise: Literal["sum_then_normalise", "normalise_then_sum"] = "sum_then_normalise"
-    """Order of the two operations on a player's rewards: sum over turns, and normalisation."""
+    """The order of two operations on the rewards of a player: the sum over turns and the normalisation."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return self.row(self.name, judge=self.credit)
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each turn's normalised return-to-go."""
+        """Return the normalised return-to-go of each turn."""
         turns = turns_of(groups)
         if not turns:
             return {}

@@ -1,8 +1,11 @@
-"""OPO: a group baseline weighted by length, which has the least variance if longer completions have noisier gradients (2505.23585).
+"""OPO: a group baseline that is weighted by completion length (arXiv:2505.23585).
+
+The baseline has the least variance if longer completions have noisier gradients.
 
     A = R − Σ len·R / Σ len
 
-over the agent's trajectories in the group, with lengths in tokens. Training is on-policy: one update per batch.
+The sums run over the agent's trajectories in the group, with lengths in tokens. Training is on-policy, with one update per
+batch.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ class OPO(MonteCarlo):
     name: Literal["opo"] = "opo"
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return self.row(self.name, judge=self.credit)
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage among its agent's returns for the task."""
+        """Return, for each turn, the return of its agent minus the length-weighted mean of the agent's returns for the task."""
         members = by_agent(groups, self.rewards(groups, signals))
         length_B = torch.tensor([member.tokens for member in members])
         how = Comparison(lambda r_B, g_B, n: length_weighted_baseline(r_B, length_B, g_B, n), resized=True)

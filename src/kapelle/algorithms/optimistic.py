@@ -1,20 +1,20 @@
-"""Optimistic group credit: an action's value is its mean return over the best episodes in which it was chosen.
+"""Optimistic group credit: the value of an action is its mean return over the best episodes in which the action was chosen.
 
     Q(a) = mean of the best `best_share` of the returns after a,    A = (Q(a) − mean Q) / (std Q + ε)
 
 If agents must change together, an agent that changes first is penalised for what its partners have not learned yet. In the
-climbing game the optimum is next to a loss of 30, and mean returns lead all agents to the safe action. Here the episodes of a
-group in which an agent gave the same completion to the same prompt are pooled as one action. Its value is the mean of the best
-`best_share` of their returns: what it can achieve with cooperating partners. Values are compared over the task's episodes, per
-agent and turn number.
+climbing game, the optimum is next to a loss of 30, and mean returns lead all agents to the safe action. In optimistic group
+credit, the episodes of a group in which an agent gave the same completion to the same prompt are pooled as one action. The
+value of the action is the mean of the best returns of these episodes (the share `best_share`), which shows what the action
+can achieve with cooperating partners. Values are compared over the episodes of the task, per agent and turn number.
 
-The idea is known as lenient learning (Panait, Sullivan and Luke, AAMAS 2006), and for `best_share` → 0 as the optimistic
-assumption of distributed Q-learning (Lauer and Riedmiller, ICML 2000). These use a table of actions over time; here all
-returns come from one group.
+The idea is known as lenient learning (Panait, Sullivan and Luke, AAMAS 2006). In the limit of a `best_share` of 0, it is the
+optimistic assumption of distributed Q-learning (Lauer and Riedmiller, ICML 2000). These methods keep a table of actions over
+time; in this implementation, all returns come from one group.
 
-With `best_share: 1` and `scale: none` each action has the mean of its returns in place of single returns. The expected update is
-then that of AT-GRPO, a multiple of ∇J. Below 1 the objective differs from J: luck is mistaken for the partners' skill, and
-risky actions are overrated if rewards are stochastic.
+With `best_share: 1` and `scale: none`, the mean of an action's returns replaces its single returns. The expected update is
+then that of AT-GRPO, which is a multiple of ∇J. With `best_share` below 1, the objective differs from J: luck is mistaken for
+the skill of partners, and risky actions are overrated if rewards are stochastic.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ class Optimistic(MonteCarlo):
 
     name: Literal["optimistic"] = "optimistic"
     scale: Literal["std", "none"] = "std"
-    """`std` divides differences from the mean by the standard deviation; `none` does not."""
+    """How advantages are scaled: `std` divides the differences from the mean by the standard deviation, and `none` does not
+    scale them."""
     best_share: float = Field(default=0.1, gt=0.0, le=1.0)
-    """Share of an action's returns, best first, over which its value is the mean; rounded up to at least one return."""
+    """The share of the best returns of an action whose mean is the value of the action. The number of returns is rounded up,
+    so it is at least 1."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return self.row(self.name, judge=self.credit)
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each action's value, compared with those of the same task, agent and turn number."""
+        """Return, for each turn, the value of its action, compared with the values for the same task, agent and turn number."""
         members = by_agent_turn(groups, self.rewards(groups, signals))
         actions = [self._action(groups, member) for member in members]
         returns: dict[object, list[float]] = {}
@@ -66,7 +68,7 @@ class Optimistic(MonteCarlo):
 
     @staticmethod
     def _action(groups: Sequence[Group], member: Member) -> object:
-        """Return the key of a turn's action: its set, prompt and completion."""
+        """Return the key of a turn's action: the comparison set, the prompt and the completion."""
         (key,) = member.keys
         turn = groups[key.group].episodes[key.episode].turns[key.turn]
         return member.place, turn.prompt_ids, turn.images, turn.completion_ids

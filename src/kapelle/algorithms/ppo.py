@@ -1,10 +1,11 @@
-"""PPO for teams: clipped actors with advantages from a critic that reads what its agent reads.
+"""PPO for teams: clipped policy updates with advantages from a critic that reads what its agent reads.
 
     loss = −min(ρA, clip(ρ, 1 − ε, 1 + ε)·A),    A_t = δ_t + γλ·A_{t+1},    δ_t = r_t + γV_{t+1} − V_t
 
-PPO (1707.06347) with GAE over an agent's own completion tokens, over all its turns in a row (`gae.py`). With several agents
-and a critic for each, this is IPPO (2011.09533); `ppo` is the same algorithm with one policy. MAPPO, MARFT and HAPPO differ
-in the critic's view, the path of GAE and the order of updates. Each is a few lines on top of this file.
+The algorithm is PPO (arXiv:1707.06347) with GAE over the completion tokens of an agent, over all of its turns in a row
+(`gae.py`). With several agents and one critic per agent, the algorithm is IPPO (arXiv:2011.09533); `ppo` is the same
+algorithm for one policy. MAPPO, MARFT and HAPPO differ in the view of the critic, the path of GAE and the order of updates.
+Each of these algorithms adds a few lines to this file.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ from kapelle.types import Group
 
 
 class ActorCritic(Settings):
-    """Settings that all algorithms with a critic share; each algorithm adds its name and further settings."""
+    """Settings that all algorithms with a critic have in common. Each algorithm adds its name and further settings."""
 
     group_size: int = Field(default=1, ge=1)
-    """Episodes per task; 1 is enough with a critic."""
+    """The number of episodes per task; 1 is enough for an algorithm with a critic."""
     team_reward: TeamReward = "mean"
     penalties: PenaltyConfig = FREE
     gae: GAEConfig = GAEConfig()
     loss: SurrogateConfig = SurrogateConfig()
     value_loss: ValueLossConfig = ValueLossConfig()
     reference_every: int = Field(default=0, ge=0)
-    """Steps between refreshes of the reference policy; 0 never refreshes it."""
+    """The number of steps between two refreshes of the reference policy. With 0, the reference policy is never refreshed."""
     order: OrderConfig = Joint()
-    """Order of the policies' updates: together, alternating, at random, or one after another."""
+    """The order in which the policies are updated: together, alternating, in random order, or one after another."""
     epochs: int = Field(default=2, ge=1)
-    """Passes over the samples of a step."""
+    """The number of passes over the samples of each step."""
     minibatches: int = Field(default=1, ge=1)
-    """Optimiser steps into which each pass is divided."""
+    """The number of optimiser steps into which each pass over the samples is divided."""
     umad: UMADConfig = UMADConfig()
 
     @model_validator(mode="after")
@@ -73,28 +74,28 @@ class ActorCritic(Settings):
         return self
 
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
-        """Return the reward of every turn on its agent's own trajectory, after sharing, penalties and influence."""
+        """Return the reward of every turn on its agent's trajectory, including reward sharing, penalties and influence rewards."""
         own = step_rewards(groups, turn_rewards, self.team_reward, self.penalties)
         return self.umad.with_influence(own, groups, signals)
 
 
 class PPO(ActorCritic):
-    """Settings of PPO."""
+    """Settings of PPO for a team with one policy."""
 
     name: Literal["ppo"] = "ppo"
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return actor_critic_row(self, self.name, "local", checks=(check_one_policy,))
 
 
 class IPPO(ActorCritic):
-    """Settings of IPPO: PPO for several agents with one critic each."""
+    """Settings of IPPO, which is PPO for several agents with one critic per agent."""
 
     name: Literal["ippo"] = "ippo"
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return actor_critic_row(self, self.name, "local")
 
 
@@ -105,7 +106,10 @@ def actor_critic_row(
     credit: CreditFunction | None = None,
     checks: tuple[Callable[[Team], None], ...] = (),
 ) -> Algorithm:
-    """Return an algorithm of clipped actors and critics with this view; `credit` replaces GAE on each agent's own turns."""
+    """Return an actor-critic algorithm with PPO's loss and critics with the given view.
+
+    If `credit` is given, it replaces GAE over each agent's own turns.
+    """
     s = settings
     credit = credit or GAECredit(s.gae, s.rewards, partial(deferred_rewards, how=s.team_reward))
     critic = CriticSpec(

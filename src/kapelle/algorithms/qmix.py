@@ -1,15 +1,17 @@
-"""QMIX: credit from a monotonic mix of the agents' utilities, whose weights depend on the state (1803.11485).
+"""QMIX: credit from a monotonic mixing network over the agents' utilities, whose weights depend on the state (arXiv:1803.11485).
 
     Q_tot = |W2|·ELU(|W1|·Q + b1) + V
 
-Hypernetworks compute all weights from the state. `credit_mixer.py` describes how credit follows from Q_tot, `mixer_fit.py` what
-the state is. Unlike a sum, this mix can express that an agent's good turn counts only together with another agent's.
+Hypernetworks compute all weights from the state. The module `credit_mixer.py` describes how credit follows from Q_tot, and
+`mixer_fit.py` describes the state. Unlike a sum, a monotonic mixing network can express that a good turn of one agent counts
+only together with a good turn of another agent.
 
 Deviations from the paper:
 
-- Utilities evaluate turns and do not choose them, so there is no maximum over actions.
+- Utilities only evaluate turns and do not select actions, so there is no maximum over actions.
 - The targets are Monte Carlo returns by default.
-- The hypernetworks of W1 and W2 have two layers, as in the authors' later code, and start constant in the state.
+- The hypernetworks of W1 and W2 have two layers, as in the authors' later code. Initially, their outputs are independent of
+  the state.
 """
 
 from __future__ import annotations
@@ -28,22 +30,22 @@ if TYPE_CHECKING:
 
 
 class MixingConfig(Settings):
-    """Size of the mixing network."""
+    """The size of the mixing network."""
 
     units: int = Field(default=32, ge=1)
-    """Number of mixing units."""
+    """The number of mixing units."""
     hidden: int = Field(default=64, ge=1)
-    """Width of the hidden layer of the hypernetworks for W1 and W2."""
+    """The width of the hidden layer in the hypernetworks of W1 and W2."""
 
 
 class QMIX(CreditMixer):
-    """Settings of QMIX: value decomposition by a monotonic mix."""
+    """Settings of QMIX: value decomposition by a monotonic mixing network."""
 
     name: Literal["qmix"] = "qmix"
     mixing: MixingConfig = MixingConfig()
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return mixer_row(self, self.name, self._mixer)
 
     def _mixer(self, width: int, agents: int) -> Module:

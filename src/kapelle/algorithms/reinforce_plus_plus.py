@@ -1,13 +1,14 @@
-"""REINFORCE++: policy gradients with advantages normalised over the whole batch, without groups or critics (2501.03262).
+"""REINFORCE++: policy gradients with advantages normalised over the whole batch, without groups or critics (arXiv:2501.03262).
 
     A_k = Σ_{k'≥k} γ^{k'−k} r_{k'}, whitened over all tokens of a policy
 
-for token k. r contains −β(log π_b − log π_ref) at every token and the turn's reward at its last token. Returns run over the
-agent's own tokens, over all its turns in a row. Whitening is per policy, so a joint step equals separate steps of its policies.
+A_k is the advantage of token k. The reward r contains −β(log π_b − log π_ref) at every token and the reward of the turn at
+its last token. Returns are computed over the agent's own tokens, over all of its turns in a row. Advantages are whitened per
+policy, so a joint step of several policies is identical to separate steps.
 
-`baseline: group` subtracts the mean return of the agent's group first, and then whitens R − mean_g over a policy's trajectories.
-With `whiten: attempts` each trajectory counts once. With `whiten: tokens` each token counts once, which is another reading of
-the paper's indices.
+With `baseline: group`, the mean return of the agent's group is subtracted first, and R − mean_g is then whitened over the
+trajectories of a policy. With `whiten: attempts`, each trajectory counts once. With `whiten: tokens`, each token counts once,
+which is another reading of the paper's indices.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ from kapelle.types import Group, Turn
 
 
 class ReinforcePlusPlus(MonteCarlo):
-    """Settings of REINFORCE++."""
+    """Settings of REINFORCE++: policy gradients with advantages normalised over the batch."""
 
     name: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
     group_size: int = Field(default=1, ge=1)
-    """Episodes per task; at least 2 with `baseline: group`."""
+    """The number of episodes per task, which must be at least 2 with `baseline: group`."""
     baseline: Literal["none", "group"] = "none"
-    """`group` subtracts the mean return of the task's episodes before whitening."""
+    """The baseline that is subtracted before whitening: the mean return of the task's episodes (`group`), or nothing
+    (`none`)."""
     whiten: Literal["attempts", "tokens"] = "attempts"
-    """Unit of equal weight in the whitening of `baseline: group`: trajectories (`attempts`) or tokens."""
+    """The unit that has equal weight in the whitening with `baseline: group`: trajectories (`attempts`) or tokens (`tokens`)."""
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Discount per token."""
+    """The discount from one token to the next."""
     kl_in_reward: float = Field(default=0.0, ge=0.0)
-    """β of the per-token KL penalty to the reference policy."""
+    """β, the coefficient of the per-token KL penalty to the reference policy."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ReinforcePlusPlus:
@@ -65,7 +67,7 @@ class ReinforcePlusPlus(MonteCarlo):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         if self.baseline == "group":
             return self.row(self.name, judge=self.group_credit)
         return self.row(self.name, self.token_credit, reference=self.kl_in_reward > 0)
@@ -73,7 +75,7 @@ class ReinforcePlusPlus(MonteCarlo):
     def group_credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return R − mean_g, whitened over each policy's trajectories."""
+        """Return the advantage R − mean_g, whitened over the trajectories of each policy."""
         policy = {key: turn.policy for key, turn in turns_of(groups)}
         advantage: dict[TurnKey, float] = {}
         members = by_agent(groups, self.rewards(groups, signals))
@@ -92,7 +94,7 @@ class ReinforcePlusPlus(MonteCarlo):
         return spread(self, groups, advantage)
 
     def token_credit(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each token's whitened return-to-go."""
+        """Return the whitened return-to-go of each token."""
         reward = self.rewards(groups, signals)
         paths: dict[str, dict[tuple[int, int, str], list[tuple[TurnKey, Turn]]]] = {}
         for key, turn in turns_of(groups):

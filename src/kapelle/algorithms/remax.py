@@ -1,9 +1,9 @@
-"""ReMax: REINFORCE with the greedy rollout's return as the baseline (2310.10505).
+"""ReMax: REINFORCE with the return of a greedy rollout as the baseline (arXiv:2310.10505).
 
     A = R − R of the greedy rollout
 
-Each task gets one more episode with greedy sampling of every agent, which is never trained on. A task whose greedy episode
-failed has no baseline, and the step excludes it.
+For each task, one additional episode is sampled in which every agent decodes greedily; it is never trained on. If the greedy
+episode of a task fails, the task has no baseline and is excluded from the step.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from kapelle.types import Group
 
 
 class ReMax(MonteCarlo):
-    """Settings of ReMax."""
+    """Settings of ReMax, which is REINFORCE with a greedy baseline."""
 
     name: Literal["remax"] = "remax"
     group_size: int = Field(default=1, ge=1)
-    """Sampled episodes per task; the greedy one is additional."""
+    """The number of sampled episodes per task, not counting the greedy episode."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return self.row(self.name, judge=self.credit, needs=(GreedyBaseline(),))
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage over its agent's greedy return.
+        """Return the advantage of each turn over the return of its agent in the greedy episode.
 
-        An agent without a turn in the greedy episode is compared with its earlier returns.
+        If an agent has no turn in the greedy episode, its returns are compared with its returns in earlier steps.
         """
         greedy = {
             g: agent_returns(episode, self.team_reward, self.forms) for g, episode in signals.greedy.items()

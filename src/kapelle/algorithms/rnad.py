@@ -1,28 +1,29 @@
-"""R-NaD: regularised Nash dynamics for two players of a zero-sum game (2002.08456; DeepNash, 2206.15378).
+"""R-NaD: regularised Nash dynamics for two players of a zero-sum game (arXiv:2002.08456; DeepNash, arXiv:2206.15378).
 
-The reward is transformed with a reference policy π_reg. A move costs its player, and gains the opponent, η times the log-ratio:
+The reward is transformed with a reference policy π_reg. For each move, η times the log-ratio is subtracted from the player's
+reward and added to the opponent's reward:
 
     r̃ᵢ = rᵢ − η·[i moved]·log(π(a)/π_reg(a)) + η·[the opponent moved]·log(π(a)/π_reg(a))
 
-The transformed game is still zero-sum and has one equilibrium. Gradient steps converge to it, whereas they circle in the original
-game. Every `reference_every` steps π_reg becomes the current policy, and the fixed points approach an equilibrium of the
-original game.
+The transformed game is still zero-sum and has a unique equilibrium. Gradient steps converge to this equilibrium, whereas they
+cycle in the original game. Every `reference_every` steps, π_reg is replaced by the current policy, and the successive fixed
+points approach an equilibrium of the original game.
 
-A = R̃ − mean R̃ of the other episodes, where R̃ is the transformed return from the agent's k-th turn on. A move's term is the
-sum over its tokens. The opponent's term is placed on the agent's last turn that had ended when the opponent moved, or that
-was simultaneous.
+The advantage is A = R̃ − mean R̃ of the other episodes, where R̃ is the transformed return from the agent's k-th turn on. The
+log-ratio of a move is the sum over its tokens. The opponent's term is placed on the agent's last turn that ended before the
+opponent moved or was simultaneous with the move.
 
-In a game with one move per player, the opponent's term is independent of one's own move. The expected update is then that of a KL
-penalty to the reference (`loss.kl_estimator: k2`, `reference_every`). With several moves, it also accounts for the
-positions to which a move leads, and for both players' log-ratios there.
+In a game with one move per player, the opponent's term is independent of the player's own move. The expected update is then
+that of a KL penalty to the reference (`loss.kl_estimator: k2`, `reference_every`). With several moves, the update also
+accounts for the positions to which a move leads, and for the log-ratios of both players at these positions.
 
 Deviations from DeepNash:
 
 - The clipped surrogate on group returns replaces NeuRD with v-trace values.
-- π_reg changes at once, without interpolation.
-- Rare moves are kept: there is no threshold on their probability.
-- Log-probs are those of the sampling policy.
-- An untrained turn, such as one of a past policy, has no term.
+- The reference policy π_reg is replaced at once, without interpolation.
+- Moves with a low probability are kept: there is no threshold on the probability.
+- The log-probs of the current policy are those of the policy that sampled.
+- A turn that is not trained, such as a turn of a past policy, has no log-ratio term.
 """
 
 from __future__ import annotations
@@ -49,25 +50,25 @@ class RNaD(MonteCarlo):
 
     name: Literal["rnad"] = "rnad"
     team_reward: Literal["individual"] = "individual"
-    """Reward sharing; always `individual`, because the game is zero-sum."""
+    """How rewards are shared. The value is always `individual`, because the game is zero-sum."""
     eta: float = Field(default=0.2, gt=0.0)
-    """η, the cost of the log-ratio to the reference, in units of reward per nat."""
+    """η, the weight of the log-ratio to the reference policy in the reward, in units of reward per nat."""
     reference_every: int = Field(default=20, ge=1)
-    """Steps between refreshes of the reference policy."""
+    """The number of steps between two refreshes of the reference policy."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return self.row(self.name, judge=self.credit, reference=True, checks=(check_two_players,))
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return the transformed return from each turn on, compared with that of the other episodes."""
+        """Return the transformed return from each turn on minus the mean transformed return of the other episodes."""
         members = by_agent_turn(groups, self.rewards(groups, signals))
         return spread(self, groups, compare(members, LEAVE_ONE_OUT, earlier))
 
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
-        """Return the transformed reward of every turn."""
+        """Return the reward of every turn after R-NaD's transformation."""
         reward = dict(super().rewards(groups, signals))
         for g, e, episode in valid_episodes(groups):
             for turn in episode.turns:

@@ -2,15 +2,15 @@
 
     loss = −Σ log π(token) / number of tokens
 
-over the completion tokens of the global batch. The data are the environment's records or its scripted experts, which run the
-workflow in the team's roles.
+The sum is over the completion tokens of the global batch. The demonstrations are the environment's records, or come from its
+scripted experts, which run the workflow in the team's roles.
 
-World model (`world_model` = w > 0): an agent also learns to predict its next observation. The tokens that its next prompt
-adds after its last completion have weight w:
+World model (`world_model` = w > 0). An agent also learns to predict its next observation. The tokens that the next prompt
+adds after the agent's last completion have weight w:
 
     (Σ nll_written + w·Σ nll_observed) / (n_written + w·n_observed)
 
-The first prompt of a conversation does not count.
+The first prompt of a conversation is not included in the loss.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from kapelle.settings.base import Settings
 
 
 class SFT(Settings):
-    """Settings of supervised fine-tuning."""
+    """Settings of SFT (supervised fine-tuning)."""
 
     name: Literal["sft"] = "sft"
     epochs: int = Field(default=1, ge=1)
-    """Passes over each step's demonstrations."""
+    """The number of passes over the demonstrations of each step."""
     minibatches: int = Field(default=1, ge=1)
-    """Optimiser steps into which each pass is divided."""
+    """The number of optimiser steps into which each pass over the samples is divided."""
     world_model: float = Field(default=0.0, ge=0.0)
-    """Weight of a token of the agent's next observation, relative to 1 for a token that the agent writes."""
+    """The loss weight of a token of the agent's next observation. The weight of a token that the agent writes is 1."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return Algorithm(
             name=self.name,
             policy_loss=negative_log_likelihood,
@@ -49,7 +49,10 @@ class SFT(Settings):
 
 
 def negative_log_likelihood(outputs: Outputs, targets: Targets) -> Loss:
-    """Return −Σ log π over the counted tokens, and their number; both are weighted by the column `weight` if it exists."""
+    """Return −Σ log π over the target tokens and the number of tokens.
+
+    Both numbers are weighted by the column `weight` if the column exists.
+    """
     if Column.WEIGHT not in targets.columns:
         total, weight = token_mean(-outputs.logp_K, targets.mask_K)
         return Loss(total, weight, {"nll": (total.detach(), weight)})

@@ -1,33 +1,36 @@
-"""SHARP: credit from each agent's Shapley value (2602.08335).
+"""SHARP: credit from the Shapley value of each agent (arXiv:2602.08335).
 
-With v(S) the team's return if only the agents in S act, n trained agents, and sums over S ⊆ N without i,
+Let v(S) be the team's return if only the agents in S act, n the number of trained agents, and N the set of trained agents.
+The Shapley value of agent i is a sum over all S ⊆ N without i:
 
     φ_i = Σ_S |S|! (n − |S| − 1)! / n! · (v(S ∪ {i}) − v(S))
 
-v(N) is the episode's own return. Every other v(S) is the mean of `continuations` in which the other agents of N are absent.
-With `absent: silent` they write nothing (see `ccpo`). With `absent: reference` they are replaced by their base model as it
-was before training, so that v(S) measures what training S alone has changed.
+The value v(N) is the return of the episode itself. Every other v(S) is the mean return of `continuations` in which the agents
+of N outside S are absent. With `absent: silent`, absent agents write nothing (see `ccpo`). With `absent: reference`, absent
+agents are replaced by their base model as it was before training, so v(S) measures the effect of training the agents in S.
 
-Up to `exact` agents, all 2ⁿ − 1 coalitions are sampled. For larger teams, coalitions come from `permutations` random orders
-in which agents join (drawn with the episode's seed), and φ_i is the mean of i's contributions. `SHARP.judged` returns the
-standard error.
+Up to `exact` agents, all 2ⁿ − 1 coalitions are sampled. For larger teams, coalitions are taken from `permutations` random
+orders in which agents join (drawn with the episode's seed), and φ_i is the mean contribution of agent i. The method
+`SHARP.judged` returns the standard error of φ_i.
 
-`use: baseline` (the default) is unbiased. D_i = R(τ) − Σ_S |S|! (n − |S| − 1)! / n! · v(S), over all S without i, is
-compared with the mean D_i of the group's other episodes. Everything that is subtracted is independent of i's completions.
+The default, `use: baseline`, is unbiased. The difference D_i = R(τ) − Σ_S |S|! (n − |S| − 1)! / n! · v(S), with the sum over
+all S without i, is compared with the mean D_i of the other episodes of the group. All terms that are subtracted are
+independent of the completions of agent i.
 
-`use: reward` is the paper's form: φ_i is the agent's reward, compared with the mean of its group. The objective differs from J
-unless the team is additive, because v(S ∪ {i}) rewards i for its effect in coalitions that are never deployed. A game of
-two agents in `tests/algorithms/test_expected_replays.py` shows this: with `use: reward`, the worse action is learned.
+The paper's form is `use: reward`: φ_i is the agent's reward and is compared with the mean of the group. The objective differs
+from J unless contributions are additive, because v(S ∪ {i}) rewards agent i for its effect in coalitions that are never
+deployed. A game of two agents in `tests/algorithms/test_expected_replays.py` shows this: with `use: reward`, the worse action
+is learned.
 
-`tool_reward` adds the paper's third part, a reward for tool use: `tool_reward` times the share of an agent's calls that
-succeeded is added to the agent's own return. A call does not succeed if it is malformed, names no tool, violates a schema,
-fails or times out; an agent without calls gets 0. It is a separate reward: the update follows the gradient of the team's
-return plus this reward, even if calls are of no use to the task.
+The setting `tool_reward` adds the third part of the paper, a reward for tool use. The agent's own return increases by
+`tool_reward` times the share of its tool calls that succeeded. A call does not succeed if it is malformed, names no tool,
+violates a schema, fails or times out. The tool reward of an agent without calls is 0. The update follows the gradient of the
+team's return plus the tool reward, even if the calls are of no use to the task.
 
-Deviations from the paper (we know only its abstract):
+Deviations from the paper (only its abstract was available):
 
 - The defaults are `use: baseline`, `absent: silent` and no tool reward.
-- The size of the tool reward, and what it is given for, are our interpretation.
+- The size of the tool reward and its conditions are an interpretation.
 """
 
 from __future__ import annotations
@@ -56,37 +59,39 @@ Coalition = frozenset[str]
 
 
 class Joining(NamedTuple):
-    """An agent that joins a coalition."""
+    """A term of a Shapley value: an agent joins a coalition."""
 
     agent: str
     before: Coalition
     weight: float
-    """Weight of its contribution in the agent's Shapley value."""
+    """The weight of this contribution in the agent's Shapley value."""
 
 
 class SHARP(Replays):
-    """Settings of SHARP: Shapley credit."""
+    """Settings of SHARP: credit from Shapley values."""
 
     name: Literal["sharp"] = "sharp"
     use: Literal["baseline", "reward"] = "baseline"
-    """Use of the coalitions: for an unbiased baseline of the return, or for the Shapley value as the agent's reward."""
+    """What the returns of coalitions are used for: an unbiased baseline of the agent's return (`baseline`), or the Shapley
+    value as the agent's reward (`reward`)."""
     absent: Literal["silent", "reference"] = "silent"
-    """Behaviour of agents outside a coalition: empty messages, or their base model without its adapter."""
+    """The behaviour of agents outside a coalition: they write empty messages (`silent`), or their base model without adapter
+    replaces them (`reference`)."""
     tool_reward: float = Field(default=0.0, ge=0.0)
-    """Reward of an agent whose tool calls all succeeded; it is proportional to the share of calls that did. 0 turns it
-    off."""
+    """The tool reward of an agent whose tool calls all succeed. The tool reward is proportional to the share of calls that
+    succeed. With 0, there is no tool reward."""
     exact: int = Field(default=5, ge=1, le=10)
-    """Maximum number of trained agents for which all coalitions are sampled."""
+    """The maximum number of trained agents for which all coalitions are sampled."""
     permutations: int = Field(default=8, ge=2)
-    """Number of random orders for larger teams."""
+    """The number of random orders from which coalitions are taken if the team has more trained agents than `exact`."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         row = self.replaying(self.name, self.credit, self.changes, self.earned)
         return replace(row, needs=(*row.needs, Substitute())) if self.absent == "reference" else row
 
     def joinings(self, episode: Episode) -> list[Joining]:
-        """Return the terms of all Shapley values of an episode: which agent joins which coalition."""
+        """Return the terms of all Shapley values of an episode. Each term states which agent joins which coalition."""
         acted = {turn.agent for turn in episode.turns if turn.trained}
         names = [agent for agent in episode.agents if agent in acted]
         count = len(names)
@@ -109,7 +114,7 @@ class SHARP(Replays):
         return found
 
     def changes(self, group: Group, number: int, team: Team) -> Sequence[Change]:
-        """Return one change per coalition, which makes all other trained agents absent; the largest coalitions first."""
+        """Return one change per coalition, which makes all other trained agents absent. The largest coalitions come first."""
         episode = group.episodes[number]
         joinings = self.joinings(episode)
         names = dict.fromkeys(joining.agent for joining in joinings)
@@ -131,7 +136,7 @@ class SHARP(Replays):
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return D_i, or with `use: reward` φ_i, each minus the mean of the group's other episodes."""
+        """Return, for each agent, D_i (or φ_i with `use: reward`) minus its mean in the other episodes of the group."""
         if self.tool_reward:
             need_calls(groups)
 
@@ -147,9 +152,9 @@ class SHARP(Replays):
         return spread_members(self, groups, members, earlier)
 
     def judged(self, episode: Episode) -> dict[str, tuple[float, float, float]]:
-        """Return each agent's Shapley value, the team's weighted return without it, and the value's standard error.
+        """Return, for each agent, its Shapley value, the team's weighted return without the agent, and the value's standard error.
 
-        Agents with a coalition that was not sampled are absent.
+        The result does not contain agents with a coalition that was not sampled.
         """
         joinings = self.joinings(episode)
         names = dict.fromkeys(joining.agent for joining in joinings)
@@ -175,7 +180,7 @@ class SHARP(Replays):
 
 
 def carried_out(episode: Episode, agent: str) -> float:
-    """Return the share of an agent's tool calls that succeeded; 0 without a call."""
+    """Return the share of an agent's tool calls that succeeded, or 0 if the agent made no call."""
     done, faults = (_count(episode, key, agent) for key in ("calls_done", "call_faults"))
     return done / (done + faults) if done + faults else 0.0
 
@@ -188,7 +193,7 @@ def _count(episode: Episode, key: str, agent: str) -> int:
 
 
 def need_calls(groups: Sequence[Group]) -> None:
-    """Raise ConfigError if no episode reports tool calls; in a mixture, some parts may report none."""
+    """Raise ConfigError if no episode reports tool calls. In a mixture, parts without tool calls are allowed."""
     valid = [episode for group in groups for episode in group.valid]
     if valid and not any("calls_done" in one.info or one.task.part for one in valid):
         raise ConfigError(

@@ -1,26 +1,28 @@
-"""VDN's token form: one critic per agent, whose values add up to the team's value at every token (1706.05296, over V).
+"""Token-level VDN: one critic per agent, whose values add up to the team's value at every token (arXiv:1706.05296, applied to V).
 
-Each agent's critic reads the agent's own view and gives V_i before every token. In a round all agents write in parallel, position
-by position:
+The critic of agent i reads the agent's own view and predicts a value V_i before every token. In a round, all agents write in
+parallel, position by position:
 
     V_tot at a position = Σ_i V_i    (an agent that has finished keeps its last value)
 
-Rounds follow one another. The team's reward is on the last position of a round. GAE over V_tot gives one advantage to all tokens
-of a position; with λ = 1 it is the team's return minus Σ_i V_i. If agents act one after another, an agent's advantage excludes the
-values of the agents that have read its turn.
+Rounds follow one another. The team's reward is placed on the last position of a round. GAE over V_tot gives all tokens of a
+position the same advantage; with λ = 1 the advantage is the team's return minus Σ_i V_i. If agents act one after another, the
+advantage of an agent excludes the values of the agents that have read its turn.
 
-Truncation. If the episode ended at a limit, Σ_i U_i of the last round's agents replaces the future, where U_i is the value after the
-agent's turn. In rounds that are followed by another one, critics learn their share of γ_turn times V_tot's target at the next round.
-If an agent of the last round never had such a round, the truncated episode is treated as terminated.
+Truncation. If the episode ended at a limit, the sum Σ_i U_i over the agents of the last round replaces the future, where U_i
+is the critic's value after the agent's turn. In rounds that are followed by another round, each critic learns its share of
+γ_turn times the target of V_tot at the next round. If an agent of the last round never acted in such a round, the truncated
+episode is treated as terminated.
 
-The critic of agent i is fitted to A + V_i, the target of V_tot minus the other agents' values. At the sampling values, its gradient
-equals that of (V_tot − target)² in V_i, so the sum is fitted although each critic is trained separately.
+The critic of agent i is fitted to A + V_i, which is the target of V_tot minus the values of the other agents. At the values
+computed during sampling, its gradient equals the gradient of (V_tot − target)² with respect to V_i. The sum is therefore
+fitted although each critic is trained separately.
 
 Deviations from the paper:
 
-- The other agents' values are fixed during the epochs of an update.
-- All agents share one credit. The advantage over a central critic is that each critic reads only its own agent's view (`vdn` gives
-  each agent its own credit).
+- The values of the other agents are fixed during the epochs of an update.
+- All agents have the same advantage, whereas `vdn` gives each agent its own. The benefit over a central critic is that each
+  critic reads only the view of its own agent.
 
 Shapes: P positions of an episode (rounds in a row), A agents, T tokens of one turn.
 """
@@ -48,7 +50,7 @@ from kapelle.types import Episode, Group, Turn
 
 
 class VDNToken(ActorCritic):
-    """Settings of VDN's token form."""
+    """Settings of token-level VDN."""
 
     name: Literal["vdn_token"] = "vdn_token"
 
@@ -67,19 +69,19 @@ class VDNToken(ActorCritic):
         return self
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         return actor_critic_row(self, self.name, "local", SummedValues(self))
 
 
 class SummedValues:
-    """Credit from Σ_i V_i: one advantage per position, and each critic's share of the target."""
+    """Compute credit from Σ_i V_i: one advantage per position, and each critic's share of the target."""
 
     def __init__(self, settings: VDNToken) -> None:
-        """Take the settings of GAE, rewards and penalties."""
+        """Create the credit function from the settings of GAE, rewards and penalties."""
         self._settings = settings
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage and its critic's target at every token."""
+        """Return the advantage of each turn and the target of its critic at every token."""
         rounds_of = {
             (g, e): rounds
             for g, e, episode in valid_episodes(groups)
@@ -108,7 +110,7 @@ class SummedValues:
         has_target: AbstractSet[str],
         signals: Signals,
     ) -> dict[TurnKey, Credit]:
-        """Return an episode's credit, with advantages that are not normalised yet."""
+        """Return the credit of an episode, with advantages that are not yet normalised."""
         s = self._settings
         rewards = earned_by_round(episode, rounds, s.team_reward, s.penalties).tolist()
         keys = [{agent: TurnKey(*place, turn.index) for agent, turn in movers.items()} for movers in rounds]
@@ -144,10 +146,11 @@ class SummedValues:
         signals: Signals,
         agent: str | None,
     ) -> list[Tensor]:
-        """Return the advantage over the summed values at every position of every round.
+        """Return, for every round, the advantage over the summed values at every position.
 
-        `future` is the value after the last round, discounted to its end. For an agent, the sum excludes turns that have
-        read its turn of the round: they depend on that turn, so they are not a valid baseline for it.
+        The argument `future` is the value after the last round, discounted to the end of that round. If `agent` is given, the
+        sum excludes turns that have read the agent's turn of the round: they depend on the agent's turn and are therefore not
+        a valid baseline.
         """
         s = self._settings
         values: list[Tensor] = []

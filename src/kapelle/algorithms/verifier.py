@@ -1,27 +1,32 @@
-"""Verifier: a model that estimates the probability that an answer is correct, trained on the answers of a frozen team.
+"""Train a verifier: a model that estimates the probability that an answer is correct.
 
-A scalar head on its own LoRA reads the question and one answer, and gives one score at the answer's last token. σ(score) is the
-probability that the answer is correct.
+The verifier is trained on the answers of a frozen team. A scalar head with a separate LoRA reads the question and one answer,
+and returns one score at the last token of the answer. The sigmoid σ(score) is the probability that the answer is correct.
 
-- `objective: labels`: binary cross-entropy with each turn's label (MAPoRL's verifier, 2502.18439; also 2110.14168).
-- `objective: pairs`: −log σ(s_correct − s_incorrect) over answers to one question (Bradley–Terry, as in 2203.02155 eq. 1).
+- `objective: labels`: binary cross-entropy with the label of each turn (as in MAPoRL, arXiv:2502.18439, and in
+  arXiv:2110.14168).
+- `objective: pairs`: −log σ(s_correct − s_incorrect) over answers to one question (Bradley–Terry, as in arXiv:2203.02155, eq.
+  1).
 
-Labels. With `data: rollout`, the frozen team answers train questions and the environment grades the answers. A turn's label is its
-`Turn.score` if the workflow scored it; else the terminal reward of its agent, for the agent's last turn. Turns without a label
-are excluded. With `data: recorded`, the data are recorded solutions with labels (environment `labelled`).
+Labels. With `data: rollout`, the frozen team answers train questions and the environment grades the answers. The label of a
+turn is its `Turn.score` if the workflow scored the turn. Otherwise, the label of an agent's last turn is the agent's terminal
+reward. Turns without a label are excluded. With `data: recorded`, the data are recorded solutions with labels (environment
+`labelled`).
 
-With `labels: process`, each step of a worked solution has a label too (2305.20050), found by recomputing the step
-(`grading.math.steps`, without human labels or models). The verifier then also gives a score after each step, which is
-trained to show whether all steps so far are correct. The score at the end, which is the reward, can build on these scores.
+With `labels: process`, each step of a worked solution also has a label (arXiv:2305.20050), which is found by recomputing the
+step (`grading.math.steps`, without human labels or models). The verifier then also returns a score after each step, which is
+trained to predict whether all steps so far are correct. The score at the end is the reward.
 
-Balance. With `balance: question`, correct and incorrect answers to one question have equal total weight. A question with only
-correct or only incorrect answers has weight 0, because it would teach only how easy the question is.
+Balance. With `balance: question`, the correct and the incorrect answers to a question have equal total weight. A question
+with only correct or only incorrect answers has weight 0, because the verifier would learn from it only how easy the question
+is.
 
 Deviations from the papers:
 
-- 2110.14168 scores every token; here there is one score at the end, or one after each step.
-- 2305.20050 scores a solution by the product over its steps; here the score at the end is trained on the outcome.
-- Weights replace MAPoRL's resampling.
+- arXiv:2110.14168 scores every token; this verifier returns one score at the end of an answer, or one after each step.
+- arXiv:2305.20050 scores a solution by the product over its steps; the final score of this verifier is trained on the
+  outcome.
+- Weights of answers replace the resampling of MAPoRL.
 """
 
 from __future__ import annotations
@@ -55,30 +60,35 @@ from kapelle.types import Group
 
 
 class Verifier(Settings):
-    """Settings of the training of a verifier."""
+    """Settings of the algorithm that trains a verifier."""
 
     name: Literal["verifier"] = "verifier"
     data: Literal["rollout", "recorded"] = "rollout"
-    """Source of answers: `rollout` (graded answers of the frozen team) or `recorded` (the environment's solutions)."""
+    """The source of the answers: graded answers of the frozen team (`rollout`), or recorded solutions of the environment
+    (`recorded`)."""
     objective: Literal["labels", "pairs"] = "labels"
-    """Loss: cross-entropy per answer (`labels`), or Bradley–Terry over pairs of a correct and an incorrect one (`pairs`)."""
+    """The loss function: cross-entropy per answer (`labels`), or the Bradley–Terry loss over pairs of a correct and an
+    incorrect answer (`pairs`)."""
     labels: Literal["outcome", "process"] = "outcome"
-    """Labels: whether the answer is correct (`outcome`); with `process` also, after each equation of a worked solution
-    (`120+12=132`), whether all steps so far are correct, by recomputation."""
+    """What is labelled. With `outcome`, the label states whether the answer is correct. With `process`, there is also a label
+    after each equation of a worked solution (`120+12=132`), which states whether all steps so far are correct according to a
+    recomputation."""
     balance: Literal["question", "none"] = "question"
-    """Balance of correct and incorrect answers, with `objective: labels`; pairs are balanced by construction."""
+    """Whether the correct and the incorrect answers to a question have equal total weight (`question`) or all answers have
+    equal weight (`none`). This setting is used only with `objective: labels`; pairs are balanced by construction."""
     calibration: Kind = "none"
-    """Mapping from score to probability: σ(score) with `none`; `temperature` and `isotonic` are fitted on half of the held-out
-    questions and evaluated on the other half (`metrics.calibration`). It is saved with the verifier and used for rewards."""
+    """How a score is converted to a probability. With `none`, the probability is σ(score). The calibrations `temperature` and
+    `isotonic` are fitted on half of the held-out questions and evaluated on the other half (`metrics.calibration`). The
+    calibration is saved with the verifier and used for rewards."""
     group_size: int = Field(default=8, ge=1)
-    """Episodes per question."""
+    """The number of episodes per question."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over the samples of a step."""
+    """The number of passes over the samples of each step."""
     minibatches: int = Field(default=1, ge=1)
-    """Optimiser steps into which each pass is divided."""
+    """The number of optimiser steps into which each pass over the samples is divided."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Return the algorithm that these settings describe."""
         loss = bradley_terry_over_pairs if self.objective == "pairs" else weighted_cross_entropy
         ends = step_ends if self.labels == "process" else None
         return Algorithm(
@@ -99,14 +109,17 @@ class Verifier(Settings):
 
 
 class VerifierTargets(CreditMemory):
-    """Targets of a verifier; its metrics show how well it separated correct from incorrect answers before the update."""
+    """Compute the targets of a verifier.
+
+    The metrics show how well the verifier separated correct from incorrect answers before the update.
+    """
 
     def __init__(self, settings: Verifier) -> None:
         self._settings = settings
         self._metrics: dict[str, float] = {}
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each labelled turn's target, and its weight or pair; turns without a label have weight 0."""
+        """Return the target of each labelled turn with its weight or the number of its pair. Turns without a label have weight 0."""
         credit: dict[TurnKey, Credit] = {}
         labels: dict[TurnKey, float] = {}
         targets: dict[TurnKey, Tensor] = {}
@@ -148,14 +161,15 @@ class VerifierTargets(CreditMemory):
         return credit
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the share of correct answers and the area under the curve before the update."""
+        """Return the share of correct answers, and the area under the ROC curve (AUC) before the update."""
         return self._metrics
 
 
 def balanced(labels: Sequence[float]) -> list[float]:
-    """Return weights of one question's answers: correct (label > ½) and incorrect ones each sum to half their number.
+    """Return weights for the answers to one question.
 
-    All weights are 0 if one kind is missing.
+    The weights of the correct answers (label > ½) and those of the incorrect answers each sum to half the number of answers.
+    All weights are 0 if all answers are correct or all are incorrect.
     """
     correct = sum(label > 0.5 for label in labels)
     incorrect = len(labels) - correct
@@ -165,7 +179,7 @@ def balanced(labels: Sequence[float]) -> list[float]:
 
 
 def weighted_cross_entropy(values_K: Tensor, targets: Targets) -> Loss:
-    """Return Σ w·BCE(value, label) over the counted answers, Σ w, and the accuracy."""
+    """Return the weighted sum of the binary cross-entropy over the answers, the sum of the weights, and the accuracy."""
     weight_K = targets[Column.WEIGHT] * targets.mask_K
     total = (verifier_loss(values_K, targets[Column.RETURN]) * weight_K).sum()
     agree_K = (values_K.detach() > 0) == (targets[Column.RETURN] > 0.5)
@@ -174,10 +188,11 @@ def weighted_cross_entropy(values_K: Tensor, targets: Targets) -> Loss:
 
 
 def bradley_terry_over_pairs(values_K: Tensor, targets: Targets) -> Loss:
-    """Return Σ −log σ(s_correct − s_incorrect) over the batch's pairs, and their number.
+    """Return the sum of −log σ(s_correct − s_incorrect) over the pairs of a batch, and the number of pairs.
 
-    The score of an answer is its last one. With `labels: process`, the scores after its steps learn by cross-entropy,
-    averaged over the steps of a pair, so that these losses have the same total weight as the pairs.
+    The score of an answer is the score at its end. With `labels: process`, the scores after the steps are trained with
+    cross-entropy, averaged over the steps of a pair, so that these losses have the same total weight as the losses of the
+    pairs.
     """
     assert targets.pair_S is not None, "every sequence belongs to a pair"
     numbers_N, pair_S = torch.unique(targets.pair_S, return_inverse=True)
@@ -197,7 +212,7 @@ def bradley_terry_over_pairs(values_K: Tensor, targets: Targets) -> Loss:
 
 
 def step_ends(question: str, text: str) -> list[int]:
-    """Return the positions, in characters, at which the steps of a worked solution end."""
+    """Return the positions (in characters) at which the steps of a worked solution end."""
     return [step.end for step in worked_steps(question, text)]
 
 

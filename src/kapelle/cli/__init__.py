@@ -1,10 +1,10 @@
-"""The command line: `kapelle COMMAND …`, a thin layer over `Trainer`.
+"""Implements the command line `kapelle COMMAND …`, a thin layer over `Trainer`.
 
     from kapelle.cli import main
     main(["train", "demo", "training.steps=3"])
 
-Here errors of `errors.py`, and failures of the machine such as a full disk, become one line and exit code 2.
-Any other error is a defect and shows its traceback.
+Errors defined in `errors.py`, and failures of the machine such as a full disk, are printed as one line and result in
+exit code 2. Any other error is a bug in kapelle, and its traceback is printed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ EXIT_PIPE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; see `kapelle --help` for the codes.
+    """Run one command and return its exit code. The exit codes are listed in `kapelle --help`.
 
-    Without `argv`, it runs the process's own command, and ends the process if a signal has stopped it.
+    If `argv` is None, the command of this process is run, and the process is terminated if a signal has stopped the
+    command.
     """
     if argv is not None:
         return _code(argv, own=False)

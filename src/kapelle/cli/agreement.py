@@ -1,7 +1,8 @@
-"""`kapelle validate RECIPE --judge GRADED.jsonl`: how far the judges of a recipe agree with graded answers.
+"""Implements `kapelle validate RECIPE --judge GRADED.jsonl`, which measures how well the judges of a recipe agree with graded answers.
 
-Rows are `{question, text, score}`; `score` is true, false or a number in [0, 1]. Rows with the same question are its answers.
-Intervals (95 %) are bootstrapped over questions, because answers to one question depend on one another.
+The rows of the file have the form `{question, text, score}`, where `score` is true, false or a number in [0, 1]. Rows
+with the same question are answers to the same question. The 95 % intervals are bootstrapped over questions, because
+answers to the same question are not independent.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from kapelle.settings.schema import RunConfig
 from kapelle.setup.frozen_models import FrozenModels
 
 SEED = 0
-"""Seed of the bootstrap: the same rows give the same intervals."""
+"""The seed of the bootstrap, which makes the intervals reproducible."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradedText:
-    """One answer and the grade that people, or a grader, gave it."""
+    """An answer, and the grade that a person or a grader gave to the answer."""
 
     question: str
     text: str
     score: float
-    """The grade, in [0, 1]."""
+    """The grade of the answer, in [0, 1]."""
     row: DataRow
 
 
 def read_graded(file: Path) -> dict[str, list[GradedText]]:
-    """Return the graded answers of each question; raise DataError for the first row without text or score."""
+    """Return the graded answers of each question. Raises DataError for the first row without a text or a score."""
     found: dict[str, list[GradedText]] = {}
     for row in read_rows(file):
         question, text, score = (row.fields.get(key) for key in ("question", "text", "score"))
@@ -67,39 +68,42 @@ def read_graded(file: Path) -> dict[str, list[GradedText]]:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number with its 95 % interval; None where no interval can be given."""
+    """A number with its 95 % interval. The interval is None if it cannot be computed."""
 
     value: float
     interval: Interval | None
 
     def __str__(self) -> str:
-        """Return `0.93 [0.88, 0.97]`."""
+        """Format the number and its interval, for example as `0.93 [0.88, 0.97]`."""
         ends = f" [{self.interval[0]:.2f}, {self.interval[1]:.2f}]" if self.interval else ""
         return f"{self.value:.2f}{ends}"
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeAgreement:
-    """How far one reward, or one criterion of it, agrees with the grades."""
+    """How well a reward, or one criterion of a reward, agrees with the grades."""
 
     name: str
-    """Name of the reward or criterion, such as `rubric`, `rubric/clear` or `rank`."""
+    """The name of the reward or criterion, such as `rubric`, `rubric/clear` or `rank`."""
     graded: int
-    """Number of answers that the judge scored."""
+    """The number of answers that the judge scored."""
     ungraded: int
-    """Number of answers without a verdict."""
+    """The number of answers for which the judge gave no verdict."""
     auc: Estimate | None = None
-    """Probability that a good answer scores above a bad one, across questions; only for grades of true and false."""
+    """The probability that a good answer scores higher than a bad answer, across questions. This value is available only if the
+    grades are true and false."""
     accuracy: Estimate | None = None
-    """Share of answers whose score is on the correct side of ½, where a score of ½ counts half; only for grades of true and false."""
+    """The share of answers whose score is on the correct side of ½, where a score of ½ counts half. This value is available
+    only if the grades are true and false."""
     spearman: Estimate | None = None
-    """Mean rank correlation within a question, over the questions whose grades differ."""
+    """The mean rank correlation within a question, over the questions whose grades differ."""
     pairs: Estimate | None = None
-    """Share of the differently graded pairs within a question that the judge orders as the grades do; ties count half."""
+    """The share of pairs of answers to the same question with different grades that the judge orders in the same way as the
+    grades. Ties in the judge's scores count half."""
     disagreement: float | None = None
-    """For a ranking: mean difference between an answer's scores in the two orders."""
+    """For rankings, the mean difference between the scores of an answer in the two orders of presentation."""
     reversed: float | None = None
-    """For a ranking: share of the pairs whose preferred answer changes with the order of presentation."""
+    """For rankings, the share of the pairs whose preferred answer changes with the order of presentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class JudgeReport:
     rewards: Sequence[JudgeAgreement] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return a table."""
+        """Return the agreement of all judges as a table."""
         lines = [
             f"{self.answers} graded answers to {self.questions} questions; {self.calls} judge calls, {self.cached} replies from the cache"
         ]
@@ -133,11 +137,11 @@ class JudgeReport:
 
 
 Scored = Sequence[tuple[float, float]]
-"""For one question: the judge's score and the grade of each answer."""
+"""The judge's score and the grade of each answer to one question."""
 
 
 def agree(name: str, by_question: Sequence[Scored], ungraded: int) -> JudgeAgreement:
-    """Return how far scores agree with grades; both are grouped by question."""
+    """Return how well scores agree with grades. The scores and grades are grouped by question."""
     every = [pair for scored in by_question for pair in scored]
     if not every:
         return JudgeAgreement(name, 0, ungraded)
@@ -196,7 +200,10 @@ def _pairs(by_question: Sequence[Scored]) -> float | None:
 
 
 def _spearman(scored: Scored) -> float | None:
-    """Return the correlation of ranks, where equal values share a rank; None if all grades are equal, 0 if all scores are."""
+    """Return the rank correlation, where equal values share a rank.
+
+    The result is None if all grades are equal, and 0 if all scores are equal.
+    """
     scores, grades = (_ranks([pair[k] for pair in scored]) for k in (0, 1))
     if len({*grades}) < 2:
         return None
@@ -213,7 +220,10 @@ def _ranks(values: Sequence[float]) -> list[float]:
 async def judge_answers(
     environment: Rewarded, graded: Mapping[str, Sequence[GradedText]]
 ) -> list[JudgeAgreement]:
-    """Score the answers with every judge of an environment; return each one's agreement, for rubrics also by criterion."""
+    """Score the answers with every judge of an environment, and return the agreement of each judge.
+
+    For rubrics, the agreement of each criterion is also returned.
+    """
     found: list[JudgeAgreement] = []
     for reward, label in zip(environment.rewards, environment.labels, strict=True):
         name = label.removeprefix("reward/")
@@ -301,7 +311,7 @@ def _reference(reward: Rubric | Ranking, answer: GradedText) -> str | None:
 
 
 def report(config: RunConfig, file: Path) -> JudgeReport:
-    """Score graded answers with the judges of a recipe; raise ConfigError if it has none."""
+    """Score graded answers with the judges of a recipe. Raises ConfigError if the recipe has no judge."""
     environment = config.environment
     if not isinstance(environment, Rewarded) or not any(
         isinstance(each, Rubric | Ranking) for each in environment.rewards
@@ -327,5 +337,5 @@ def report(config: RunConfig, file: Path) -> JudgeReport:
 
 
 def print_report(found: JudgeReport, *, as_json: bool) -> None:
-    """Print the agreement for people, or as one JSON object."""
+    """Print the agreement as text or, if `as_json` is true, as one JSON object."""
     say(json.dumps(asdict(found)) if as_json else str(found))

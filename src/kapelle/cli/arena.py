@@ -1,4 +1,4 @@
-"""`kapelle arena`: every pair of players, in every role, on the same deals."""
+"""Implements `kapelle arena`, in which every pair of players plays the same deals in every role."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kapelle.runtime.console import say
 
 _KEY = re.compile(r"(\w+)\.[\w.]+=")
 FAILED = 2
-"""Exit code if every episode failed."""
+"""The exit code if every episode failed."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play the missing pairs, and print ratings."""
+    """Roll out the games of the missing pairs, and print the ratings."""
     hush()
     from kapelle.comparison.arena import PAIRS, arena, draw
     from kapelle.errors import ConfigError

@@ -1,7 +1,8 @@
-"""Every command with its usage, its summary and its arguments.
+"""Defines the usage, the summary and the arguments of every command.
 
-Standard library only, so that `--help` answers at once; the code of a command is imported when the command is called. Defaults
-of the commands are here too, because the help texts name them.
+This module uses only the standard library, so that `--help` responds at once. The code of a command is imported when
+the command is called. The defaults of the commands are also defined in this module, because the help texts mention
+them.
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ from typing import Any
 from kapelle.cli.option_values import gigabytes, positive, share, whole
 
 Argument = tuple[tuple[str, ...], dict[str, Any]]
-"""Positional and keyword arguments of `ArgumentParser.add_argument`."""
+"""The positional and keyword arguments of a call of `ArgumentParser.add_argument`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of the command line; `run(arguments) -> int` in the module of the same name returns the exit code."""
+    """A command of the command line. The module of the same name defines `run(arguments) -> int`, which returns the exit code."""
 
     summary: str
     arguments: tuple[Argument, ...]
 
 
 def command(summary: str, *arguments: Argument) -> Command:
-    """Return a command."""
+    """Create a command."""
     return Command(summary, arguments)
 
 
 def option(names: str, meaning: str, **more: Any) -> Argument:
-    """Return an option; `names` is its flags and the name of its value, such as `-o --output FILE`.
+    """Create an option. The argument `names` contains the flags and the name of the value, such as `-o --output FILE`.
 
-    The value of `--split eval|train` is one of these two words, and `--tag TAG …` may be given several times. An option without a
-    value, such as `--json`, is True when it is given.
+    With `--split eval|train`, the value must be one of the two words. With `--tag TAG …`, the option may be given
+    several times. An option without a value, such as `--json`, is True if it is given.
     """
     *flags, value = names.split()
     if value == "…":
@@ -49,26 +50,26 @@ def option(names: str, meaning: str, **more: Any) -> Argument:
 
 
 def positional(name: str, metavar: str, meaning: str, **more: Any) -> Argument:
-    """Return a positional argument."""
+    """Create a positional argument."""
     return (name,), {"metavar": metavar, "help": meaning, **more}
 
 
 def words(metavar: str, meaning: str) -> Argument:
-    """Return the positional arguments of a command; `parser.split_words` separates the settings."""
+    """Create the positional arguments of a command, from which `parser.split_words` separates the settings."""
     return positional("words", metavar, meaning, nargs="*")
 
 
 KINDS = ("environment", "workflow", "algorithm", "project", "app")
-"""What `kapelle new` can create."""
+"""The kinds of components that `kapelle new` can create."""
 FRAMEWORKS = ("openai", "openai_agents", "langgraph", "pydantic_ai", "autogen", "smolagents", "crewai")
-"""The frameworks in which `kapelle new app` can write a program."""
+"""The frameworks for which `kapelle new app` can create a program."""
 
 EVERYONE = "*"
-"""Same value as in `settings.schema`, which is too slow to import here: `--help` must answer at once."""
+"""The same value as in `settings.schema`, which takes too long to import for `--help`."""
 
 
 def start_words(given: Sequence[str] | None) -> list[str]:
-    """Return the values of `--start-from` as the setting that they abbreviate."""
+    """Convert the values of `--start-from` to the setting `start_from`."""
     import json
 
     named: dict[str, str] = {}
@@ -79,13 +80,14 @@ def start_words(given: Sequence[str] | None) -> list[str]:
 
 
 CALLS, SECONDS, BATCH = 1024, 600.0, 64
-"""Defaults of `kapelle serve`: maximum calls in progress, seconds for one call, and number of answers scored together."""
+"""The defaults of `kapelle serve`: the maximum number of calls in progress, the maximum seconds per call, and the number of
+answers scored together."""
 
 TOOL_FORMS = ("hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "qwen_coder", "harmony")
 """The values of `grading.text.tool_call.Form`, whose import would slow down `--help`."""
 
 SESSION_IDLE = 3600.0
-"""Default number of seconds without a call after which a session without a reward may be closed."""
+"""The default number of seconds without a call after which a session without a reward may be closed."""
 
 
 # -------- Arguments that several commands share
@@ -115,7 +117,10 @@ _PLAYER = (
 
 
 def _binding(port: int | None, default: str = "") -> tuple[Argument, ...]:
-    """Return the options for where a service listens and who may call it; without `port`, the command itself picks the default."""
+    """Return the options for the address of a service and for who may call it.
+
+    Without `port`, the command itself chooses the default.
+    """
     return (
         option("--host HOST", "address to listen on", default="127.0.0.1"),
         option("--port PORT", f"port to listen on; 0 picks a free one{default}", type=int, default=port),

@@ -1,4 +1,7 @@
-"""`kapelle blame`: which agent's turns made episodes fail, by continuations from before and after each turn."""
+"""Implements `kapelle blame`, which measures the agents whose turns made episodes fail.
+
+The measurement samples continuations from before and after each turn.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from kapelle.runs.blamed import Blame, BlamedEpisode, BlamedTurn
 
 STDOUT = "-"
-"""The value of `--json` without a file."""
+"""The value of `--json` if no file is given."""
 LEGEND = (
     "drop: the probability of success before the turn minus that after it, mean ± standard error over episodes; lost: failed episodes in "
     "which this turn has the largest drop"
@@ -32,7 +35,7 @@ LEGEND = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, and print the drop of each agent's turns."""
+    """Run the measurement, and print how much the turns of each agent lowered the probability of success."""
     hush()
     named, settings = split_words(arguments.words)
     out = None if arguments.json in (None, STDOUT) else Path(arguments.json)
@@ -72,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def lines(result: Blame, name: str) -> list[str]:
-    """Return the result for people: a table by agent and turn, and the most costly turns with their texts."""
+    """Return the result as lines of text: a table by agent and turn, and the most costly turns with their texts."""
     about, spent = result.measured, sum(each.tokens for each in result.episodes)
     count = sum(each.continuations for each in result.episodes)
     title = (

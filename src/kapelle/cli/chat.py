@@ -1,4 +1,4 @@
-"""`kapelle chat`: chat with a run's team, or with a model, in the terminal; tokens are printed as they are sampled."""
+"""Implements `kapelle chat`, a chat in the terminal with the team of a run or with a model. Tokens are printed as they are sampled."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ QUIT = ("/quit", "/exit")
 COMMANDS = "/reset starts over, /quit or Ctrl-D ends, Ctrl-C interrupts an answer"
 STYLES = ("bold cyan", "bold magenta", "bold green", "bold yellow", "bold blue")
 ANY_QUESTION = "arithmetic"
-"""An environment for one agent, without data; chats do not use its questions."""
+"""An environment for one agent that needs no data. Chats do not use the questions of this environment."""
 EMPTY = "(an empty answer)"
 _COMMAND = re.compile(r"/[a-z]+")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer each line of the input until it ends."""
+    """Answer each line of the input until the input ends."""
     setup = _of_model(arguments) or _of_run(arguments)
     from kapelle.engines.rollout.protocol import ServesCallers
     from kapelle.runtime.event_loop import LoopThread
@@ -105,7 +105,10 @@ def _of_run(arguments: argparse.Namespace) -> RolloutSetup:
 
 
 def _of_model(arguments: argparse.Namespace) -> RolloutSetup | None:
-    """Load the model or adapter that the arguments name, alone or as a recipe's team; None for a run."""
+    """Load the model or adapter that the arguments name, either alone or as the team of a recipe.
+
+    Returns None if the arguments name a run.
+    """
     from kapelle.cli.named import is_model
 
     named, settings = split_words(arguments.words)
@@ -135,7 +138,7 @@ def _of_model(arguments: argparse.Namespace) -> RolloutSetup | None:
 
 
 def _agent(given: str | None, names: Sequence[str], team: str) -> str | None:
-    """Return the agent with the given name, in any form that a server accepts; None for the whole team."""
+    """Return the agent with the given name, in any form that a server accepts, or None for the whole team."""
     if given is None or (given in (ANY_TEAM, team) and given not in names):
         return None
     found = own_name(given, team)
@@ -144,7 +147,7 @@ def _agent(given: str | None, names: Sequence[str], team: str) -> str | None:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines that the user types, except empty ones."""
+    """Yield the lines that the user types, except empty lines."""
     while sys.stdin is not None:  # closed by the shell: `<&-`
         if sys.stdin.isatty():
             print("you: ", end="", flush=True)
@@ -156,7 +159,7 @@ def _lines() -> Iterator[str]:
 
 
 async def _unless_stopped(answer: Coroutine[Any, Any, str | None]) -> str | None:
-    """Return an answer; None if Ctrl-C interrupted it, after which the chat continues."""
+    """Return the answer, or None if Ctrl-C interrupted the answer. The chat continues after Ctrl-C."""
     task, before = asyncio.ensure_future(answer), signal.getsignal(signal.SIGINT)
     handles = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
     if handles:
@@ -174,7 +177,7 @@ async def _unless_stopped(answer: Coroutine[Any, Any, str | None]) -> str | None
 
 
 def _name(agent: str) -> None:
-    """Print an agent's name, in its colour if the output is a terminal."""
+    """Print the name of an agent, in the agent's colour if the output is a terminal."""
     if not sys.stdout.isatty():
         print(f"{agent}: ", end="", flush=True)
         return
@@ -186,7 +189,7 @@ def _name(agent: str) -> None:
 
 
 async def _answer(agents: Agents, agent: str | None, messages: list[dict[str, Any]]) -> str | None:
-    """Print an answer while it is generated, and return it. If there is no answer, print the reason and return None."""
+    """Print an answer while it is generated, and return the answer. If there is no answer, the reason is printed and None is returned."""
     from kapelle.services.policy.chat_form import read_request
     from kapelle.services.request_errors import RequestError
 
@@ -213,14 +216,17 @@ async def _of_team(agents: Agents, request: Any) -> str:
 
 
 class _Turns:
-    """Prints turns one after another: the first one while it is sampled; simultaneous turns wait for it."""
+    """Prints turns one after another.
+
+    The first turn is printed while it is sampled, and turns that are sampled at the same time wait for it.
+    """
 
     def __init__(self) -> None:
         self._open: list[tuple[str, list[str]]] = []
         self._ended: set[int] = set()
 
     def add(self, piece: Spoken) -> None:
-        """Add a piece of a turn, and print what is next in order."""
+        """Add a piece of a turn, and print the text that is next in order."""
         if piece.begins:
             self._open.append((piece.agent, []))
             if len(self._open) == 1:

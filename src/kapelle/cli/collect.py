@@ -1,6 +1,6 @@
-"""`kapelle collect`: write data for SFT, DPO or a verifier, from new episodes, recorded episodes or a program's traces.
+"""Implements `kapelle collect`, which writes data for SFT, DPO or a verifier from new episodes, recorded episodes or a program's traces.
 
-`runs/exports.py` describes the rows, and `runs/traces.py` reads traces.
+The format of the rows is described in `runs/exports.py`, and traces are read by `runs/traces.py`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from kapelle.types import Group, Split
 
 WIDTH = 60
-"""Maximum characters of a text in an example."""
+"""The maximum number of characters of a text in an example."""
 TASKS, SAMPLES = 200, 4
-"""Default number of training tasks, and of episodes for each."""
+"""The default numbers of training tasks and of episodes per task."""
 TASKS_AT_ONCE = 64
-"""Tasks that are rolled out together; the result does not depend on it."""
+"""The number of tasks that are rolled out together. The result does not depend on this number."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Collect rows, write them and print a report; Ctrl-C keeps what was collected so far."""
+    """Collect rows, write them to a file and print a report. After Ctrl-C, the rows collected so far are kept."""
     if arguments.show is not None:
         return _show(Path(arguments.show), as_json=arguments.json)
     _check(arguments)
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for options that exclude each other, and fill in defaults."""
+    """Fill in the default values of options that are not given. Raises ConfigError for options that cannot be combined."""
     reads = (
         "--traces" if arguments.traces is not None else "--recorded" if arguments.recorded is not None else ""
     )
@@ -120,7 +120,10 @@ def _roll_out(
     rows_of: Callable[[Sequence[Group]], list[dict[str, Any]]],
     what: str,
 ) -> int:
-    """Roll out training tasks and add the rows of each part; return 0, or the exit code of a Ctrl-C that came after the first row."""
+    """Roll out training tasks in parts and add the rows of each part.
+
+    Returns 0, or the exit code of Ctrl-C if it was pressed after the first row.
+    """
     from kapelle.rollout.episodes import rollout
     from kapelle.runtime.event_loop import run_async
     from kapelle.setup.problems import choose_tasks, untested
@@ -149,7 +152,7 @@ def _seed(player: Player) -> int:
 
 
 def _collect_episodes(arguments: argparse.Namespace) -> int:
-    """Write the turns of new episodes with enough reward, for SFT."""
+    """Write the turns of new episodes whose reward is high enough, for SFT."""
     from kapelle.cli.named import open_player
     from kapelle.runs.exports import episode_reward, good_episodes, sft_rows
 
@@ -193,7 +196,7 @@ def _collect_episodes(arguments: argparse.Namespace) -> int:
 
 
 def _collect_answers(arguments: argparse.Namespace) -> int:
-    """Write graded answers of new episodes, for a verifier."""
+    """Write graded answers from new episodes, for training a verifier."""
     from kapelle.cli.named import open_player
     from kapelle.runs.exports import answer_rows, balance
 
@@ -237,7 +240,7 @@ def _collect_answers(arguments: argparse.Namespace) -> int:
 
 
 def _base(player: Player) -> str:
-    """Return the path of the base model of the answers, on which a verifier of them should be trained."""
+    """Return the path of the base model of the answers. A verifier of these answers should be trained on the same base model."""
     if player.config.warmup is None:
         return player.config.model.path
     from kapelle.features.warmup.stage import warmed_up
@@ -249,7 +252,7 @@ def _base(player: Player) -> str:
 
 
 def _collect_recorded(arguments: argparse.Namespace) -> int:
-    """Write the recorded episodes that a query selects, as on the episodes page of `kapelle view`."""
+    """Write the recorded episodes that a query selects. The query has the same form as on the episodes page of `kapelle view`."""
     from kapelle.runs.exports import (
         answer_rows,
         balance,
@@ -306,7 +309,7 @@ def _collect_recorded(arguments: argparse.Namespace) -> int:
 
 
 def _collect_traces(arguments: argparse.Namespace) -> int:
-    """Write the model calls in a program's traces."""
+    """Write the model calls in the traces of a program."""
     from kapelle.runs.exports import balance
     from kapelle.runs.traces import graded_rows, read_traces, sft_rows
 

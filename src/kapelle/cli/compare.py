@@ -1,4 +1,4 @@
-"""`kapelle compare`: several algorithms on one recipe, several seeds each, in parallel processes."""
+"""Implements `kapelle compare`, which trains several algorithms on one recipe, with several seeds each, in parallel processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILED = 2
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train every algorithm with every seed, except finished runs, and print one table."""
+    """Train every algorithm with every seed, except runs that are finished, and print one table."""
     hush()
     from kapelle.cli.running import announce
     from kapelle.cli.source import read_recipe

@@ -1,4 +1,4 @@
-"""`kapelle data prepare`: the files of a data set, ready for `environment.path`."""
+"""Implements `kapelle data prepare`, which writes the files of a data set for use in `environment.path`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kapelle.runtime.console import say
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files and print a summary of their contents."""
+    """Write the files of the data set and print a summary of their contents."""
     hush()
     from kapelle.environments.data.preparation import prepare
 

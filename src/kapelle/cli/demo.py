@@ -1,4 +1,4 @@
-"""`kapelle demo`: a tiny team learns on this machine while you watch."""
+"""Implements `kapelle demo`, which trains a tiny team on this machine and shows the progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kapelle doctor`: find faults in the machines of a run before the run starts."""
+"""Implements `kapelle doctor`, which finds problems of the machines before a run starts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from kapelle.cluster.doctor import MachineFault, RankFacts
 
 PATIENCE = 15.0
-"""Seconds for which a rank waits for a file that rank 0 has written into a shared folder."""
+"""Maximum time in seconds that a rank waits for a file that rank 0 has written to a shared folder."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine this machine, or the machines of all ranks; return 2 if a fault would break a run."""
+    """Examine this machine, or the machines of all ranks. Returns 2 if a problem would make a run fail."""
     hush()
     if arguments.timeout <= 0:
         raise ConfigError(
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(every: Sequence[RankFacts], findings: Sequence[MachineFault], *, as_json: bool) -> None:
-    """Print the faults, a row for each rank, and the entries that all ranks have in common."""
+    """Print the problems, a row for each rank, and the entries that all ranks have in common."""
     if as_json:
         found = [{"wrong": each.wrong, "what": each.what, "fix": each.fix} for each in findings]
         say(json.dumps({"findings": found, "ranks": [each.to_json() for each in every]}, indent=1))

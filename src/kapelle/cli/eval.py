@@ -1,4 +1,7 @@
-"""`kapelle eval`: a team's success on unseen problems, and the success of one agent with the same number of tokens."""
+"""Implements `kapelle eval`, which measures the success of a team on unseen problems.
+
+The command also measures the success of a single agent with the same number of tokens.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,13 @@ if TYPE_CHECKING:
     from kapelle.rollout.evaluation.evaluate import Baseline, Evaluation, Lengths
 
 NOTHING_MEASURED = 2
-"""Exit code if every episode failed."""
+"""The exit code if every episode failed."""
 NAMES = 26
-"""Width of the first column, in characters."""
+"""The width of the first column, in characters."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate, print the result and write it to `--output`."""
+    """Evaluate the team, print the result and write it to `--output`."""
     if arguments.num_episodes is not None:
         arguments.words = [*arguments.words, f"evaluation.problems={arguments.num_episodes}"]
     if arguments.temperature is not None:
@@ -69,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _alone(arguments: argparse.Namespace, name: str, names: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments for one of the environments: its settings `NAME.key=value` are `environment.key=value` there."""
+    """Return the arguments for one of several environments, in which the settings `NAME.key=value` become `environment.key=value`."""
     words = []
     for word in arguments.words:
         owner = owner_of(word, names) if "=" in word else None
@@ -79,7 +82,7 @@ def _alone(arguments: argparse.Namespace, name: str, names: Sequence[str]) -> ar
 
 
 def lines_of(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the episodes of evaluations as JSON Lines, each with its player, steps and environment."""
+    """Return the episodes of evaluations as JSON Lines. Each line contains the player, the steps and the environment."""
     return "".join(
         json.dumps(
             {"player": row["player"], "steps": row["steps"], "environment": row["environment"], **each}
@@ -91,14 +94,14 @@ def lines_of(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def whole(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the result of one evaluation unchanged, and the results of several as a list."""
+    """Return the result of a single evaluation unchanged, or the results of several evaluations as a list."""
     return rows[0] if len(rows) == 1 else {"evaluations": list(rows)}
 
 
 def _run(
     arguments: argparse.Namespace, each: Sequence[argparse.Namespace]
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Evaluate on each environment in turn; return the exit code, and a row with all episodes for each."""
+    """Evaluate on each environment in turn. Returns the exit code, and one row with all episodes for each environment."""
     from kapelle.cli.named import check_playable, open_player
 
     for own in each[1:]:  # the first one is checked when it is opened
@@ -129,7 +132,7 @@ def _run(
 
 
 def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation, Sequence[Baseline]]:
-    """Evaluate on unseen problems, and the baselines unless `--no-baselines` is set."""
+    """Evaluate the team on unseen problems, and also the baselines unless `--no-baselines` is set."""
     from kapelle.rollout.evaluation.evaluate import compute_matched, decoded, evaluate_held_out
     from kapelle.runtime.event_loop import run_async
     from kapelle.setup.problems import choose_tasks
@@ -150,7 +153,7 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
 
 
 def _episodes(result: Evaluation) -> list[dict[str, Any]]:
-    """Return each episode: its task, rewards and texts, and its error if it failed."""
+    """Return the task, the rewards, the texts and, if the episode failed, the error of each episode."""
     from kapelle.rollout.evaluation.evaluate import tokens_of
 
     return [

@@ -1,4 +1,7 @@
-"""`kapelle export`: a run's trained policies for other programs, with a model card; see `training/exporting.py`."""
+"""Implements `kapelle export`, which writes the trained policies of a run for other programs, with a model card.
+
+See `training/exporting.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write and list the files, and send them if --push is given."""
+    """Write the files and list them. If --push is given, the files are also uploaded."""
     named, settings = split_words(arguments.words)
     if len(named) != 1 or settings:
         raise ConfigError("Give one run directory: `kapelle export RUN`.")

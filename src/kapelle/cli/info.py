@@ -1,4 +1,7 @@
-"""`kapelle info`: the names that recipes can use, the installed and missing packages, and this machine; without torch."""
+"""Implements `kapelle info`, which prints the names for recipes, the installed and missing packages, and facts about this machine.
+
+The command does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def gather() -> dict[str, dict[str, Any]]:
-    """Return the facts of each section as plain JSON."""
+    """Return the facts of each section as plain JSON values."""
     return {
         "versions": {"kapelle": _version("kapelle"), "python": platform.python_version()}
         | {name: _version(name) for name in CORE},
@@ -66,11 +69,11 @@ NEEDS = {
     "verifiers": "verifiers",
     "vllm": "vllm",
 }
-"""Environment or engine → the module of another package that it needs."""
+"""Mapping from an environment or engine to the module of another package that it needs."""
 
 
 def _names() -> dict[str, list[str]]:
-    """Return the names that recipes may use, by section, including those that other packages offer by entry points."""
+    """Return the names that recipes may use, by section. Names that other packages provide through entry points are included."""
     catalogues = {
         "algorithms": ALGORITHMS,
         "environments": catalogue("kapelle.environments"),
@@ -89,7 +92,7 @@ def _missing() -> dict[str, str]:
 
 
 def extras() -> dict[str, list[str]]:
-    """Return the optional extras that users install, with the packages that each brings."""
+    """Return the optional extras that users can install, with the packages of each extra."""
     found: dict[str, list[str]] = {}
     for requirement in _requirements():
         needed, _, marker = requirement.partition(";")
@@ -144,7 +147,7 @@ ON_WINDOWS = "kapelle supports Linux and macOS. On Windows, sandboxes and worker
 
 
 def _gpus() -> str:
-    """Return the names of NVIDIA's GPUs from nvidia-smi, because torch takes seconds to import."""
+    """Return the names of NVIDIA GPUs as reported by nvidia-smi, because importing torch takes seconds."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "none found (nvidia-smi is not installed)"
@@ -164,7 +167,7 @@ def _memory() -> str:
 
 
 def _sandbox() -> dict[str, str]:
-    """Return each layer of protection for model-written code, and whether this machine provides it."""
+    """Return, for each layer of protection for model-written code, whether this machine provides it."""
     try:
         from kapelle.environments.sandbox import layers
     except ModuleNotFoundError as error:  # Windows

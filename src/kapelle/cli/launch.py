@@ -1,4 +1,4 @@
-"""`kapelle launch`: write the batch script or the manifest that starts a training on a cluster."""
+"""Implements `kapelle launch`, which writes the batch script or the manifest that starts a training run on a cluster."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from kapelle.runtime.console import say
 from kapelle.runtime.interrupts import STOP_WITHIN
 
 NAME = r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?"
-"""Names that both schedulers accept, with room for the text that they append."""
+"""A regular expression for names that both schedulers accept, with room for the suffixes that they append."""
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedJob:
-    """Resources and arguments of a job."""
+    """The resources and arguments of a job on a cluster."""
 
     name: str
     files: tuple[str, ...]
-    """The recipe, by name or as a file, and overlays."""
+    """The recipe (a name or a file) and the overlays."""
     settings: tuple[str, ...]
-    """`key.path=value`."""
+    """The settings, each as `key.path=value`."""
     real: bool
     run_dir: str
     nodes: int
     processes: int
-    """Number on each node."""
+    """The number of processes on each node."""
     gpus: int
-    """Number on each node."""
+    """The number of GPUs on each node."""
     cpus: int | None
-    """Number for each process; None leaves it to the scheduler."""
+    """The number of CPU cores for each process. If None, the scheduler chooses the number."""
     memory_gb: int | None
-    """Amount on each node; None leaves it to the scheduler."""
+    """The amount of memory on each node, in gigabytes. If None, the scheduler chooses the amount."""
     seconds: int | None
-    """Time limit; None for the scheduler's own limit."""
+    """The time limit in seconds. If None, the limit of the scheduler applies."""
     image: str | None
     volume: str | None
 
@@ -57,7 +57,7 @@ class LaunchedJob:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the recipe like a dry run, then write the script or manifest."""
+    """Check the recipe as in a dry run, and then write the script or the manifest."""
     hush()
 
     if arguments.slurm == arguments.kubernetes:
@@ -105,7 +105,10 @@ def _job(arguments: argparse.Namespace, recipe: str) -> LaunchedJob:
 
 
 def seconds_of(text: str) -> int:
-    """Return the seconds of a time as SLURM writes it: `MIN`, `MIN:SEC`, `H:MIN:SEC`, `D-H`, `D-H:MIN`, `D-H:MIN:SEC`."""
+    """Parse a time in the format of SLURM and return it in seconds.
+
+    The supported formats are `MIN`, `MIN:SEC`, `H:MIN:SEC`, `D-H`, `D-H:MIN` and `D-H:MIN:SEC`.
+    """
     found = _TIME.fullmatch(text)
     if found is None:
         raise ConfigError(
@@ -124,7 +127,7 @@ def seconds_of(text: str) -> int:
 
 
 def _check_recipe(arguments: argparse.Namespace) -> str:
-    """Return the name of the recipe; raise the first error that its training would raise before it starts."""
+    """Return the name of the recipe. Raises the first error that the training run would raise before it starts."""
     from kapelle.cli.source import find_stages, read_source
     from kapelle.setup.preparation import prepare, without_programs
     from kapelle.training.stages import check_weights
@@ -144,15 +147,18 @@ def _check_recipe(arguments: argparse.Namespace) -> str:
 
 PORT = 29500
 RECIPES = "/recipe"
-"""Folder of the recipe's files in a container."""
+"""The folder for the files of the recipe in a container."""
 MOST_BYTES = 1 << 20
-"""Maximum bytes of a ConfigMap."""
+"""The maximum number of bytes in a ConfigMap."""
 STOPPING_S = 120
-"""Seconds that a pod has to save when it is stopped."""
+"""The number of seconds that a pod has to save its state when it is stopped."""
 
 
 def manifest(job: LaunchedJob) -> str:
-    """Return the manifest of a job; raise ConfigError if the image is missing or the files do not fit into it."""
+    """Return the manifest of a job.
+
+    Raises ConfigError if the image is missing or the files of the recipe are too large for the manifest.
+    """
     if job.image is None:
         raise ConfigError("Pods need an image with kapelle. Add --image REGISTRY/NAME:TAG.")
     found, words = _recipe_files(job)
@@ -183,7 +189,7 @@ def manifest(job: LaunchedJob) -> str:
 
 
 def _dumped(things: Sequence[Mapping[str, Any]]) -> str:
-    """Return documents as YAML, with multi-line strings as blocks."""
+    """Return documents as YAML, in which multi-line strings are written as blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -198,7 +204,7 @@ def _dumped(things: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _recipe_files(job: LaunchedJob) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the contents of the recipe's files by name, and the `kapelle train` arguments that refer to them in a container."""
+    """Return the contents of the recipe's files by name, and the arguments of `kapelle train` that refer to these files in a container."""
     texts: dict[str, str] = {}
     words = list(job.train)
     for number, file in enumerate(job.files):
@@ -269,9 +275,9 @@ def _resources(job: LaunchedJob) -> dict[str, Any]:
 # -------- A batch script for SLURM, to be submitted by `sbatch`
 
 WARNING_S = 120
-"""Seconds before the time limit at which the run receives SIGTERM."""
+"""The number of seconds before the time limit at which the run receives SIGTERM."""
 SAVING_S = 30
-"""How many of these seconds are reserved for the checkpoint after the step has ended."""
+"""The number of seconds after SIGTERM that are reserved for saving the checkpoint once the step is finished."""
 
 
 def script(job: LaunchedJob) -> str:

@@ -1,4 +1,4 @@
-"""Names on the command line: players (a run's checkpoint, or a model), and environments."""
+"""Resolves names on the command line: players (a checkpoint of a run, or a model) and environments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MAY_CHANGE = ("environment.", "evaluation.", "episode.")
-"""Settings of a run that may change for an evaluation."""
+"""The settings of a run that may be changed for an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,17 @@ class Player:
     """A team with its weights in memory."""
 
     name: str
-    """The run or the model, as named on the command line."""
+    """The run or the model, as it was named on the command line."""
     setup: RolloutSetup
     config: RunConfig
     returns: Returns
-    """How returns are computed from rewards."""
+    """The settings that determine how returns are computed from rewards."""
     steps: int | None
-    """Steps of training behind the weights; None for a model."""
+    """The number of training steps of the weights, or None for a model."""
 
 
 def open_player(arguments: argparse.Namespace) -> Player:
-    """Return the named player; raise ConfigError unless either a run or a model is named."""
+    """Load the player that the arguments name. Raises ConfigError unless the arguments name either a run or a model."""
     from kapelle.runs.definitions import own_returns
 
     named, settings = split_words(arguments.words)
@@ -75,7 +75,7 @@ def open_player(arguments: argparse.Namespace) -> Player:
 
 
 def check_playable(arguments: argparse.Namespace, environment: str | None) -> None:
-    """Raise the errors of a model's environment before anything is loaded; ConfigError unless a model is named."""
+    """Check a model's environment before anything is loaded. Raises ConfigError if the arguments do not name a model."""
     from kapelle.rollout.evaluation.playing import model_config
 
     named, settings = split_words(arguments.words)
@@ -88,9 +88,9 @@ def check_playable(arguments: argparse.Namespace, environment: str | None) -> No
 
 
 def is_model(name: str, environment: str | None = None) -> bool:
-    """Return whether a folder holds a model or a PEFT adapter, and is not a run.
+    """Return whether a folder holds a model or a PEFT adapter and is not a run.
 
-    An exported team of one policy counts as a model only with an `environment`.
+    An exported team of one policy counts as a model only if `environment` is given.
     """
     if is_run(split_run(name)[0]) or (environment is None and is_team(Path(name))):
         return False
@@ -127,14 +127,14 @@ def _from_run(path: str, settings: tuple[str, ...]) -> Player:
 
 
 def owner_of(setting: str, names: Iterable[str]) -> str | None:
-    """Return the one of several environments to which a setting `name.key=value` applies."""
+    """Return the name of the environment to which a setting `name.key=value` applies, or None if it applies to none of them."""
     return max((name for name in names if setting.startswith(f"{name}.")), key=len, default=None)
 
 
 def environment_named(name: str, settings: Sequence[str]) -> Environment:
-    """Return the environment with this name, which may also be the name of a recipe or of an OpenSpiel game.
+    """Return the environment with the given name, which may also be the name of a recipe or of an OpenSpiel game.
 
-    `settings` are `environment.key=value`. Raises ConfigError for any other name.
+    The argument `settings` contains strings of the form `environment.key=value`. Raises ConfigError for any other name.
     """
     from kapelle.comparison.contestants import config_of_game
 
@@ -142,7 +142,7 @@ def environment_named(name: str, settings: Sequence[str]) -> Environment:
 
 
 def is_recipe(name: str) -> bool:
-    """Return whether a name is that of a built-in recipe, or of a YAML file."""
+    """Return whether a name is the name of a built-in recipe or of a YAML file."""
     from kapelle.setup.recipe import builtin_recipes
 
     return name in builtin_recipes() or name.endswith((".yaml", ".yml"))

@@ -1,4 +1,4 @@
-"""`kapelle new`: a folder with a working component, its test, and a recipe that trains with it."""
+"""Implements `kapelle new`, which creates a folder with a working component, its test, and a recipe that trains with the component."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PROGRAMS: Mapping[str, tuple[str, str]] = {
     "smolagents": ("'smolagents[openai]'", "smolagents"),
     "crewai": ("crewai", "crewai"),
 }
-"""Framework → the package to install for it, and the module that the package provides."""
+"""Mapping from a framework to the package to install, and the module that the package provides."""
 
 WARMUPS: Mapping[str, str] = dict.fromkeys(("pydantic_ai", "smolagents"), "steps: 200, batch: 24")
-"""Framework → its warm-up, if it differs from `examples/apps/recipe.yaml`."""
+"""Mapping from a framework to its warm-up settings, if they differ from those in `examples/apps/recipe.yaml`."""
 
 
 def _template(name: str, **names: str) -> str:
-    """Return a file of the folder `programs`, in which `NAME_` is replaced by the component's name and `CLASS_` by its class."""
+    """Return the content of a file in the folder `programs`. The placeholders in the file are replaced by the given names."""
     text = (resources.files("kapelle.cli") / "programs" / f"{name}.txt").read_text("utf-8")
     for placeholder, value in names.items():
         text = text.replace(placeholder, value)
@@ -38,7 +38,10 @@ def _template(name: str, **names: str) -> str:
 
 
 def _templates(kind: str, framework: str) -> Mapping[str, str]:
-    """Return the files of a kind of component, path → text; a program is one of `examples/apps`."""
+    """Return the files of a kind of component as a mapping from path to content.
+
+    A component of the kind `app` is one of the programs in `examples/apps`.
+    """
     if kind == "app":
         packages, module = PROGRAMS[framework]
         return {
@@ -68,7 +71,7 @@ _WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files and print the next commands."""
+    """Write the files of the component and print the next commands."""
     kind, name = arguments.kind, arguments.name
     if kind not in KINDS:
         raise ConfigError(f"`kapelle new` cannot create '{kind}'.{did_you_mean(kind, KINDS)}")
@@ -104,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def skeleton(kind: str, name: str, framework: str = FRAMEWORKS[0]) -> Mapping[str, str]:
-    """Return the files of a kind of component, path → text; raise ConfigError for a name that cannot be used."""
+    """Return the files of a kind of component as a mapping from path to content. Raises ConfigError for a name that cannot be used."""
     made = class_name(name) if _WORD.fullmatch(name) else ""
     if not made:
         proposed = "_".join(re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)).lower()
@@ -127,7 +130,7 @@ def _taken(name: str) -> bool:
 
 
 def class_name(name: str) -> str:
-    """Return the class of a name: `word_count` → `WordCount`."""
+    """Return the name of the class for a component; for example, `word_count` becomes `WordCount`."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
@@ -136,7 +139,7 @@ def _named(text: str, name: str, made: str) -> str:
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files into a new folder; OutputError if it exists already or cannot be written."""
+    """Write files into a new folder. Raises OutputError if the folder exists already or cannot be written."""
     try:
         folder.mkdir()
         for file, text in files.items():

@@ -1,4 +1,7 @@
-"""Types of options for argparse: each converts a string or raises ArgumentTypeError. Standard library only."""
+"""Defines types of options for argparse.
+
+Each type converts a string or raises ArgumentTypeError. This module uses only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """Return a converter to whole numbers of at least `least`."""
+    """Return a function that converts a string to an integer of at least `least`."""
 
     def read(text: str) -> int:
         try:
@@ -33,15 +36,15 @@ def _number(text: str, least: float, below: float, meaning: str) -> float:
 
 
 def positive(text: str) -> float:
-    """Return a positive number."""
+    """Convert a string to a positive number."""
     return _number(text, math.ulp(0.0), math.inf, "a positive number")
 
 
 def gigabytes(text: str) -> float:
-    """Return a positive number of gigabytes."""
+    """Convert a string to a positive number of gigabytes."""
     return _number(text, math.ulp(0.0), 1e9, "an amount of memory in gigabytes")
 
 
 def share(text: str) -> float:
-    """Return a number from 0 to below 1."""
+    """Convert a string to a number that is at least 0 and less than 1."""
     return _number(text, 0.0, 1.0, "a share from 0 to below 1")

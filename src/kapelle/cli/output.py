@@ -1,4 +1,4 @@
-"""Output for people and programs: to standard output or, with `--json`, to standard error."""
+"""Prints output for users and programs. The output for users goes to standard output or, with `--json`, to standard error."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kapelle.runtime.console import printable
 
 
 def complain(reason: str) -> None:
-    """Print to standard error why a command ends, one line per fault, without secrets in addresses.
+    """Print the reason why a command fails to standard error, with one line per error and without secrets in addresses.
 
-    If several ranks end, one of them prints.
+    If several ranks fail, only one of them prints the reason.
     """
     from kapelle.runtime.credentials import without_secrets
 
@@ -32,7 +32,7 @@ def complain(reason: str) -> None:
 
 
 def complain_of_stop() -> None:
-    """Print that a signal has ended a command before there was anything to save."""
+    """Print that a signal has stopped a command before there was anything to save."""
     from kapelle.runtime.process_tree import own_place
 
     if own_place.launcher is None:
@@ -43,7 +43,7 @@ def complain_of_stop() -> None:
 
 @contextmanager
 def writing(path: Path, other: str) -> Iterator[None]:
-    """Convert disk errors inside the block to an OutputError that suggests another `other`, such as a folder."""
+    """Convert operating system errors inside the block to an OutputError that suggests another `other`, such as a folder."""
     try:
         yield
     except FileExistsError as error:
@@ -54,10 +54,10 @@ def writing(path: Path, other: str) -> Iterator[None]:
 
 @contextmanager
 def new_file(out: Path, option: str) -> Iterator[IO[bytes]]:
-    """Yield a file to write to. It becomes `out` when the block ends, and is removed if the block fails.
+    """Yield a file for writing, which becomes `out` when the block ends. If the block fails, the file is removed.
 
-    Creates a missing folder of `out`, and removes it with the file. Raises OutputError, which names the `option`, before the
-    block begins if `out` exists or cannot be written.
+    If the folder of `out` is missing, it is created, and removed again together with the file. Raises OutputError,
+    which mentions `option`, before the block begins if `out` exists or cannot be written.
     """
     beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
     if out.exists():
@@ -82,19 +82,19 @@ def new_file(out: Path, option: str) -> Iterator[IO[bytes]]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns; control characters are escaped."""
+    """Return rows as lines with aligned columns. Control characters are escaped."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def command(*words: str) -> str:
-    """Return a command line of kapelle that a shell parses as these arguments."""
+    """Return a kapelle command as a string that a shell splits into the given arguments."""
     return shlex.join(["kapelle", *words])
 
 
 def is_first() -> bool:
-    """Return whether this process is the one that prints: the only one, or rank 0 of several."""
+    """Return whether this process prints output, which is true for a single process and for rank 0 of several processes."""
     return not is_rank() or int(os.environ["RANK"]) == 0
 
 
@@ -111,7 +111,7 @@ def is_rank() -> bool:
 
 
 def leave_ranks_here(failure: str | None = None) -> None:
-    """Leave the group of ranks once all are done, or with the reason of a failure."""
+    """Leave the group of ranks, either when all ranks are finished or with the reason for a failure."""
     held = sys.modules.get("kapelle.runtime.rank_group")
     if held is not None:
         held.leave_ranks(failure)

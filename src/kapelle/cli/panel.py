@@ -1,4 +1,4 @@
-"""The live view of a run in a terminal."""
+"""Shows the live view of a run in a terminal."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SPARKS = "▁▂▃▄▅▆▇█"
 HINT = "Ctrl-C stops; nothing is lost"
 WARMUP_HINT = "Ctrl-C stops; an unfinished warm-up starts over"
 REFRESHES = 4
-"""Redraws per second."""
+"""The number of redraws per second."""
 
 
 class Panel:
-    """Draws the progress it was last given, several times a second; use it as a context manager."""
+    """A context manager that draws the most recent progress several times per second."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Panel:
         self._live = Live(console=console, get_renderable=self.render, refresh_per_second=REFRESHES)
 
     def __call__(self, progress: ProgressLine) -> None:
-        """Accept a new state; it is drawn at the next refresh."""
+        """Store a new state of the progress, which is drawn at the next refresh."""
         self._progress = progress
 
     def __enter__(self) -> Self:
@@ -61,7 +61,7 @@ class Panel:
         self._live.stop()
 
     def render(self) -> RenderableType:
-        """Return the drawing of the state as it is now."""
+        """Return the current state as a renderable object."""
         progress = self._progress
         elapsed = int(self._clock() - self._start)
         shown: list[RenderableType] = [_conversation(each) for each in progress.conversations]
@@ -149,7 +149,7 @@ def _conversation(shown: ShownConversation) -> Text:
 
 
 def sparkline(values: tuple[float, ...], width: int = 30) -> str:
-    """Return the last values as bars, scaled from the smallest to the largest of 0, 1 and all values."""
+    """Return the last values as a string of bars. The scale ranges from the smallest to the largest of 0, 1 and all values."""
     if not values:
         return ""
     low, high = min(0.0, *values), max(1.0, *values)

@@ -1,6 +1,6 @@
-"""Parse the command line of `kapelle`: help texts, the command with its arguments, and hints for unknown arguments.
+"""Parses the command line of `kapelle`: help texts, the command with its arguments, and hints for unknown arguments.
 
-Standard library only, so that `--help` answers at once.
+This module uses only the standard library, so that `--help` responds at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXIT_CODES = (
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises our own errors: one line, with a pointer to the help."""
+    """An argument parser that raises ConfigError with a one-line message that refers to the help."""
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError."""
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def overview() -> str:
-    """Return the text of `kapelle --help`."""
+    """Return the output of `kapelle --help`."""
     parser = Parser("kapelle", "kapelle COMMAND [arguments]", ABOUT, EXIT_CODES, add_help=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND …")
     for name, command in COMMANDS.items():
@@ -42,7 +42,7 @@ def overview() -> str:
 def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace] | str:
     """Return the name of the command and its arguments, or the text to print for `--help` and `--version`.
 
-    Raises ConfigError for unknown arguments, with the closest known ones.
+    Raises ConfigError for unknown arguments, with the closest known argument.
     """
     if not argv or argv[0] in {*HELP, "help"}:
         return overview()
@@ -69,7 +69,7 @@ def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace] | str:
 
 
 def parser_of(name: str, command: Command) -> Parser:
-    """Return the parser of a command."""
+    """Create the parser of a command."""
     positional = [how["metavar"] for names, how in command.arguments if not names[0].startswith("-")]
     usage = " ".join([f"kapelle {name}", *positional, "[options]"])
     parser = Parser(f"kapelle {name}", usage, command.summary, allow_abbrev=False, add_help=False)
@@ -80,7 +80,7 @@ def parser_of(name: str, command: Command) -> Parser:
 
 
 def _meant(word: str, options: Sequence[str], settings: bool) -> str:
-    """Return a hint that names a similar option or, if the command takes settings, a setting that was written with dashes."""
+    """Return a hint that mentions a similar option or, if the command takes settings, a setting that was written with dashes."""
     name = word.partition("=")[0]
     if settings and name.startswith("--") and name.replace("_", "-") not in options:
         from kapelle.settings.messages import settings_named
@@ -95,7 +95,7 @@ _SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 
 
 def split_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the arguments that name files or recipes, and the settings `key.path=value` (Hydra's `+key.path=value` too)."""
+    """Split arguments into names of files or recipes and settings of the form `key.path=value` (or `+key.path=value`, as in Hydra)."""
     words = [re.sub(r"^\+{1,2}(?=[A-Za-z_][\w.]*=)", "", word) for word in words]
     settings = tuple(word for word in words if _SETTING.match(word))
     return tuple(word for word in words if word not in settings), settings

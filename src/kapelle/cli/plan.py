@@ -1,4 +1,4 @@
-"""`kapelle plan`: how much memory a run will need, before a model is loaded."""
+"""Implements `kapelle plan`, which estimates how much memory a run needs, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from kapelle.cluster.planning import Plan, Process
 
 DOES_NOT_FIT = 3
-"""Exit code of a plan that does not fit."""
+"""The exit code if the run does not fit into memory."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan; 0 if it fits or no limit is given, 3 if it does not."""
+    """Print the plan. Returns 0 if the run fits into memory or no limit is given, and 3 if it does not fit."""
     hush()
     from kapelle.cli.source import find_stages, read_recipe
     from kapelle.cluster.planning import plan
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def lines(found: Plan) -> Iterator[str]:
-    """Yield a plan as text."""
+    """Yield a plan as lines of text."""
     from kapelle.cluster.planning import questions
     from kapelle.cluster.planning.weights_map import describe, size
 

@@ -1,4 +1,4 @@
-"""`kapelle play`: take one role in a game against a script, a solver or a trained team."""
+"""Implements `kapelle play`, in which the user takes a role in a game against a script, a solver or a trained team."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ YOU = "you"
 SCRIPT = "script"
 MOST_PLAYERS = 10
 WIDTH = 60
-"""Maximum characters of a move at the end of a game without a list of moves."""
+"""The maximum number of characters of a move in the summary of a game without a list of moves."""
 SOLVERS = ("mcts", "cfr", "nash")
-"""Opponents that exist only for OpenSpiel games."""
+"""The opponents that exist only for OpenSpiel games."""
 
 Read = Callable[[str], str]
-"""Shows a prompt and returns the line that was typed; EOFError at the end of the input."""
+"""A function that shows a prompt and returns the line that the user typed. The function raises EOFError at the end of the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class GameTable:
-    """A game, and the other players."""
+    """A game and the players of the other roles."""
 
     environment: Environment
     workflow: Workflow
     trained: RolloutSetup | None
-    """The trained run that plays the other roles; None for scripts and solvers."""
+    """The trained run that plays the other roles, or None for scripts and solvers."""
     in_sentences: bool = True
-    """Whether the person reads full sentences, even if the team reads a shorter wording."""
+    """Whether the user reads full sentences, even if the team reads a shorter wording."""
     agents: tuple[Agent, ...] = ()
     """The team of a recipe, with its roles and prompts; empty if the environment determines the number of players."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play one game in the terminal and print how it ended."""
+    """Play one game in the terminal and print the outcome."""
     hush()
     if arguments.exact:
         return _exact(arguments)
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _task(environment: Environment, split: Split, seed: int) -> Task:
-    """Return the task of a seed; a training task if the split is empty."""
+    """Return the task for a seed. If the split is empty, a training task is returned."""
     size = environment.size(split)
     if size == 0:
         split, size = "train", environment.size("train")
@@ -97,7 +97,7 @@ def _exact(arguments: argparse.Namespace) -> int:
 
 
 def _open(arguments: argparse.Namespace) -> GameTable:
-    """Return the game that the arguments name, with its other players."""
+    """Return the game that the arguments name, together with its other players."""
     named, settings = split_words(arguments.words)
     if len(named) != 1:
         raise ConfigError("Give one environment, recipe, OpenSpiel game or run directory to play.")
@@ -133,7 +133,7 @@ def _open(arguments: argparse.Namespace) -> GameTable:
 
 
 def _against_solver(environment: Environment, solver: str, role: int) -> Environment:
-    """Return an OpenSpiel game in which a solver plays all roles but one."""
+    """Return an OpenSpiel game in which a solver plays all roles except one."""
     from kapelle.environments.openspiel.environment import OpenSpiel
 
     if not isinstance(environment, OpenSpiel):
@@ -157,12 +157,12 @@ def _from_run(path: str, settings: Sequence[str]) -> GameTable:
 
 
 def _words(settings: Sequence[str]) -> bool:
-    """Return whether the settings choose the wording, which then applies to the person too."""
+    """Return whether the settings choose the wording. A wording in the settings is also shown to the user."""
     return any(re.match(r"environment(\.parts\.\w+\.environment)?\.wording=", each) for each in settings)
 
 
 def _read_by(environment: Environment, person: str) -> Environment:
-    """Return a game, or a mixture of games, in which a person reads full sentences."""
+    """Return a game, or a mixture of games, with full sentences for a human player."""
     from kapelle.environments.mixture import Mixture
     from kapelle.environments.openspiel.environment import OpenSpiel
 
@@ -193,7 +193,7 @@ def _with_opponents(environment: Environment, opponents: Mapping[int, object]) -
 
 
 def _worded_like(environment: Environment, learned: Environment) -> Environment:
-    """Return a game in the wording that a team was trained on, unless settings choose another."""
+    """Return a game with the wording with which a team was trained, unless the settings choose another wording."""
     from kapelle.comparison.contestants import WORDS
     from kapelle.environments.openspiel.environment import OpenSpiel
 
@@ -204,7 +204,7 @@ def _worded_like(environment: Environment, learned: Environment) -> Environment:
 
 
 def with_person(table: GameTable, role: int, read: Read) -> tuple[RolloutSetup, str]:
-    """Return the game with a person in a role (numbered from 1), and the name of the agent that the person replaces."""
+    """Return the game with the user in the given role (numbered from 1), and the name of the agent that the user replaces."""
     from kapelle.engines.rollout.compose import ComposedEngine
     from kapelle.engines.rollout.scripted import ScriptedEngine
     from kapelle.rollout.setup import RolloutSetup
@@ -248,7 +248,7 @@ def with_person(table: GameTable, role: int, read: Read) -> tuple[RolloutSetup, 
 
 
 def _names(environment: Environment, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the agents' names: those of a run, or one for each player that the environment takes."""
+    """Return the names of the agents, which are the agents of a run or one name for each player of the environment."""
     from kapelle.environments.openspiel.environment import OpenSpiel
 
     counts = [1] if has_comparable_answers(environment) else [*range(2, MOST_PLAYERS + 1), 1]
@@ -279,17 +279,21 @@ def _speaker(environment: Environment) -> Callable[[Request], str]:
 
 
 class Person:
-    """A rollout engine with one policy: the person at the terminal."""
+    """A rollout engine with a single policy, which is the user at the terminal."""
 
     def __init__(self, read: Read, *, names: bool = False, moves: bool = True) -> None:
-        """`names`: print which agent reads. `moves`: accept only a listed move."""
+        """Create the engine.
+
+        If `names` is true, the name of the agent is printed before its prompt. If `moves` is true, only a listed move
+        is accepted.
+        """
         self._read = read
         self._moves = moves
         self._names = names
 
     @property
     def policies(self) -> Sequence[str]:
-        """The person's policy."""
+        """The names of the engine's policies, which contain only the user."""
         return (YOU,)
 
     def renderer(self, policy: str) -> ByteRenderer:
@@ -297,9 +301,10 @@ class Person:
         return ByteRenderer()
 
     async def generate(self, request: Request) -> Completion:
-        """Print the agent's prompt and return the line that the person types.
+        """Print the prompt of the agent and return the line that the user types.
 
-        The first letters of a listed move are enough; after any other line it prompts again. Raises EngineError at the end of the input.
+        The first letters of a listed move are sufficient. After any other line, the user is prompted again. Raises
+        EngineError at the end of the input.
         """
         from kapelle.environments.openspiel.text import match, read_listed
 
@@ -329,18 +334,18 @@ class Person:
         return Completion(ids, (0.0,) * len(ids), "stop", text, version=0, weights_hash="person")
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Raise EngineError: a person has no weights."""
+        """Raise EngineError, because a human player has no weights."""
         raise EngineError("A person has no weights to load.")
 
     def release_caches(self) -> None:
-        """Hold nothing."""
+        """Do nothing, because this engine holds no caches."""
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing, because this engine holds no resources."""
 
 
 def ending(episode: Episode, person: str) -> list[str]:
-    """Return how a game ended: its moves, and each agent's return; `person` is the human's agent."""
+    """Return the moves of a game and the return of each agent as lines of text. The argument `person` is the agent of the user."""
     names = {agent: YOU if agent == person else agent for agent in episode.agents}
     players = {str(k): names[agent] for agent, own in episode.info.get("seats", {}).items() for k in own}
     players |= episode.info.get("opponents", {})
@@ -372,9 +377,10 @@ COLUMNS = "{:12}  {:>8}  {:>14}  {:>11}  {:>8}  {}"
 
 
 def report(path: Path, settings: Sequence[str]) -> None:
-    """Print NashConv, exploitability, the share of legal moves (mean and minimum) and returns, for checkpoints and averages.
+    """Print the exact values of the checkpoints of a run and of their averages.
 
-    For a mixture, this covers each game that can be enumerated; the others are listed with the reason. Raises
+    The values are NashConv, exploitability, the share of legal moves (mean and minimum) and returns. For a mixture, the
+    values of each game that can be enumerated are printed, and the other games are listed with the reason. Raises
     ConfigError if no game can be enumerated; see `exploitability.language_table`.
     """
     from kapelle.training.trainer import Trainer
@@ -403,7 +409,7 @@ def report(path: Path, settings: Sequence[str]) -> None:
 
 
 def _keep(path: Path, found: Mapping[str, Sequence[Row]]) -> None:
-    """Save the values of each checkpoint in the run, for `kapelle view`."""
+    """Save the values of each checkpoint in the run directory, for `kapelle view`."""
     rows = [
         {"part": part, "step": int(name), "nash_conv": exact.nash_conv, "exploitability": exact.exploitability, "legal": exact.legal, "legal_mean": exact.legal_mean, "returns": list(exact.returns)}
         for part, own in found.items()
@@ -414,7 +420,7 @@ def _keep(path: Path, found: Mapping[str, Sequence[Row]]) -> None:
 
 
 def _rows(path: Path, trainer: Trainer, setup: RolloutSetup) -> Iterator[Row]:
-    """Yield the policies of one game with their values; ConfigError if it cannot be enumerated or has no checkpoint."""
+    """Yield the policies of one game with their values. Raises ConfigError if the game cannot be enumerated or has no checkpoint."""
     from kapelle.rollout.evaluation.exploitability import (
         average,
         checkpoint_tables,

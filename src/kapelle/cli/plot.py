@@ -1,4 +1,4 @@
-"""`kapelle plot`: draw a paper's figure from existing results."""
+"""Implements `kapelle plot`, which draws a figure for a paper from existing results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kapelle.runtime.console import say
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw the results, and print the numbers that the figure shows."""
+    """Draw the figure of the results, and print the numbers that it shows."""
     hush()
     from kapelle.comparison import plot
 

@@ -1,7 +1,7 @@
-"""Restricts the output of other libraries to errors, without control characters, and lets waiting threads sleep.
+"""Limits the output of other libraries to errors, removes control characters from it, and makes waiting threads sleep.
 
-Names in a model's folder, a data set or a completion reach warnings, logs and tracebacks unchanged, and a terminal would obey
-their control characters.
+Names in a model's folder, a data set or a completion can occur in warnings, logs and tracebacks. Without this module, a
+terminal would execute the control characters in these names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kapelle.runtime.characters import cleaned
 
 
 def clean_what_others_print() -> None:
-    """Clean warnings, log records and the tracebacks of defects from now on, in this process."""
+    """Remove control characters from all later warnings, log records and tracebacks of this process."""
     if logging.getLogRecordFactory() is CleanRecord:
         return
     logging.setLogRecordFactory(CleanRecord)
@@ -45,7 +45,7 @@ def clean_what_others_print() -> None:
 
 
 class CleanRecord(logging.LogRecord):
-    """A log record whose text and exception text hold no control characters."""
+    """A log record whose message and exception text contain no control characters."""
 
     def getMessage(self) -> str:  # noqa: D102, N802 (the library's name)
         if self.exc_info and not self.exc_text:
@@ -77,13 +77,13 @@ _DEFAULTS = {
     # A lost rank breaks connections, and torch would print a page for each of them.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-"""The libraries read these variables when they are imported; values set by the user are kept."""
+"""Environment variables that the libraries read when they are imported. Values that the user has set are kept."""
 
 _LIBRARIES = r"(torch|transformers|huggingface_hub|datasets|peft|tensorboard|wandb)\b"
 
 
 def hush() -> None:
-    """Silence progress bars and warnings of torch, transformers and related libraries."""
+    """Disable progress bars and warnings of torch, transformers and related libraries."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     if "transformers" in sys.modules:  # the library has read the variables already

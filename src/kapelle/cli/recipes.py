@@ -1,4 +1,4 @@
-"""`kapelle recipes`: list the built-in recipes, print one, or copy one."""
+"""Implements `kapelle recipes`, which lists the built-in recipes, prints a recipe, or copies a recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACTIONS = ("ls", "show", "cp")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List, print or copy."""
+    """List the recipes, print a recipe, or copy a recipe."""
     action = arguments.action or "ls"
     if action not in ACTIONS:
         raise ConfigError(f"Unknown action '{action}' of `kapelle recipes`.{did_you_mean(action, ACTIONS)}")

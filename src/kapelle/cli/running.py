@@ -1,4 +1,4 @@
-"""One training run as a command: its progress while it runs, and a summary at its end."""
+"""Trains a run as a command: shows its progress while it runs, and prints a summary at the end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 
 
 def announce(title: str, *, as_json: bool) -> None:
-    """Print at once that torch is being imported, which takes seconds. Raises ConfigError for invalid environment variables."""
+    """Print immediately that torch is being imported, because the import takes seconds.
+
+    Raises ConfigError for invalid environment variables.
+    """
     stalled_after()
     stop_within()
     doing("loading torch and transformers")
@@ -53,7 +56,7 @@ def announce(title: str, *, as_json: bool) -> None:
 
 
 def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
-    """Train the run that the source describes, print its `Report` and return the exit code."""
+    """Train the run that `source` describes, print its `Report` and return the exit code."""
     from kapelle.runs.writer import new_path
 
     run_dir = source.run_dir or new_path(source.name)
@@ -143,7 +146,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
 
 
 def _failed(run_dir: Path, since: str) -> list[str]:
-    """Return the health, failed episodes and folder of a run that failed in this process."""
+    """Return lines about the health, the failed episodes and the folder of a run that failed in this process."""
     try:
         failure = read_failure(run_dir) if is_first() and is_run(run_dir) else None
     except KapelleError:
@@ -158,7 +161,7 @@ def _failed(run_dir: Path, since: str) -> list[str]:
 
 
 def _about(source: Source) -> list[str]:
-    """Return the recipe's description and notes, and a note on the embedded model."""
+    """Return the recipe's description and notes, and a note about the embedded model."""
     from kapelle.cluster.planning.weights_map import amount
     from kapelle.models.outline import read_outline
 
@@ -177,7 +180,10 @@ def _about(source: Source) -> list[str]:
 def _view(
     stream: TextIO, title: str, about: Sequence[str], run_dir: Path, *, plain: bool
 ) -> Iterator[Callable[[ProgressLine], None]]:
-    """Yield the view of the progress: a live panel in a terminal, otherwise lines. Only the first rank prints."""
+    """Yield a function that shows the progress, in a live panel if the output is a terminal and as lines otherwise.
+
+    Only the first rank prints the progress.
+    """
     if not is_first():
         yield lambda _: None
         return
@@ -200,32 +206,33 @@ class Report:
     """The summary that is printed at the end of a run."""
 
     steps: int
-    """Number of training steps of the weights."""
+    """The number of training steps of the weights."""
     before: Point | None
     after: Point | None
-    """None for a run that was stopped."""
+    """The results after training, or None for a run that was stopped."""
     learned: tuple[ShownConversation, ShownConversation] | None
-    """One problem's conversation before and after."""
+    """The conversations about one problem before and after training."""
     seconds: Mapping[str, float]
-    """By phase."""
+    """The duration in seconds, by phase."""
     parameters: int
-    """Number of parameters of all base models together."""
+    """The total number of parameters of all base models."""
     run_dir: Path
     length: str
-    """The setting of `training` that sets the length of the run."""
+    """The setting in the section `training` that determines the length of the run."""
     stopped_by: int
-    """0, or the exit code of the signal that stopped it."""
+    """The exit code of the signal that stopped the run, or 0 if the run was not stopped."""
     notes: tuple[tuple[str, str], ...] = ()
-    """Notes on the data and the engine, as (name, text)."""
+    """Notes about the data and the engine, each as a pair of a name and a text."""
     changes: tuple[str, ...] = ()
-    """Changes since the last start of a resumed run."""
+    """The changes since the last start of a resumed run."""
     verdict: Verdict | None = None
-    """Whether the run is healthy; None if it cannot be read."""
+    """The assessment of whether the run is healthy, or None if the run cannot be read."""
     earlier: int | None = None
-    """The step of the oldest checkpoint, to play against in a game; None in other runs or if there is no other checkpoint."""
+    """The step of the oldest checkpoint, as an opponent in a game. The value is None if the run is not a game or has no other
+    checkpoint."""
 
     def row(self) -> dict[str, Any]:
-        """Return the report as plain JSON."""
+        """Return the report as plain JSON values."""
         before, after = self.before, self.after
         last = after or before
         shown = (
@@ -267,7 +274,7 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """Return the report as text."""
+        """Return the report as lines of text."""
         run = str(self.run_dir)
         phases = [name for name in ("warm-up", "training", "evaluation") if name in self.seconds]
         rows = (
@@ -294,7 +301,7 @@ class Report:
         return ["", *self._scores(), *(_row(*row) for row in rows)]
 
     def _scores(self) -> list[str]:
-        """Return the figures before and after training with their counts; equal counts are stated once."""
+        """Return the results before and after training with their counts. If both counts are equal, the count is printed only once."""
         measured = self.after or self.before
         if measured is not None and measured.verifier is not None:
             return _judge(None if measured is self.before else self.before, measured)
@@ -346,9 +353,10 @@ def _listed(point: Point | None) -> list[float] | None:
 def learned(
     before: Sequence[Group], after: Sequence[Group]
 ) -> tuple[ShownConversation, ShownConversation] | None:
-    """Return the conversations on one problem that was answered incorrectly before training and correctly after it.
+    """Return the conversations about the first problem that was answered incorrectly before training and correctly after training.
 
-    This is the first such problem; None without one. Failed and unscored episodes count as neither correct nor incorrect.
+    The result is None if there is no such problem. Episodes that failed or were not scored count as neither correct nor
+    incorrect.
     """
     first = {group.task.id: group.episodes[0] for group in before}
     for group in after:
@@ -359,5 +367,5 @@ def learned(
 
 
 def _solved(episode: Episode) -> bool | None:
-    """Return whether an episode was correct; None for one that failed or was not scored."""
+    """Return whether an episode was correct, or None if the episode failed or was not scored."""
     return None if episode.error is not None or episode.success is None else episode.success == 1.0

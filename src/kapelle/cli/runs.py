@@ -1,4 +1,4 @@
-"""`kapelle runs`: list the runs under a folder, show or annotate a run, or return a run to an earlier checkpoint."""
+"""Implements `kapelle runs`, which lists the runs in a folder, shows or annotates a run, or rolls a run back to an earlier checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTIONS = ("ls", "show", "note", "rollback")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List, show, annotate or roll back."""
+    """List runs, or show, annotate or roll back a run."""
     action = arguments.action or "ls"
     if action not in ACTIONS:
         raise ConfigError(f"Unknown action '{action}' of `kapelle runs`.{did_you_mean(action, ACTIONS)}")
@@ -83,7 +83,7 @@ def _list(folder: Path, *, as_json: bool) -> int:
 
 
 def _note(place: Path, arguments: argparse.Namespace) -> int:
-    """Change the notes on a run, if any are given, and print them."""
+    """Change the notes on a run, if new notes are given, and print the notes."""
     from kapelle.runs.findings import keep_notes, read_notes
     from kapelle.runs.reader import is_run
 
@@ -210,7 +210,7 @@ def _moved(plan: RollbackPlan, *, dry: bool) -> list[str]:
 
 
 def amount(size: int) -> str:
-    """Return a number of bytes in a readable unit."""
+    """Format a number of bytes with a readable unit."""
     number, unit = float(size), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if number < 1000:

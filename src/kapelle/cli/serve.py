@@ -1,4 +1,4 @@
-"""`kapelle serve`: serve a trained team, a verifier or environments to other programs."""
+"""Implements `kapelle serve`, which serves a trained team, a verifier or environments to other programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 
 def binding_of(arguments: argparse.Namespace) -> Binding:
-    """Return the address, TLS files and names that the arguments describe; ConfigError for a binding that is not allowed."""
+    """Return the address, the TLS files and the host names that the arguments specify.
+
+    Raises ConfigError for a binding that is not allowed.
+    """
     return Binding(
         arguments.host,
         arguments.port,
@@ -45,20 +48,20 @@ def binding_of(arguments: argparse.Namespace) -> Binding:
 
 
 def file_of(name: str | None) -> Path | None:
-    """Return the file that an argument names; None without one."""
+    """Return the path of the file that an argument names, or None if the argument is None."""
     return None if name is None else Path(name)
 
 
 KINDS = ("policy", "reward", "environments", "openenv")
 DRAIN_SECONDS = 600.0
-"""Time for accepted calls after a signal."""
+"""Maximum time in seconds for finishing accepted calls after a signal."""
 
 
 class Drains(Protocol):
-    """A listening server: of chat completions, of scores or of environments."""
+    """The interface of a listening server for chat completions, scores or environments."""
 
     def drain(self, seconds: float) -> bool:
-        """Reject new calls, finish the accepted ones, and return whether all finished within `seconds`."""
+        """Reject new calls, finish the accepted calls, and return whether all of them finished within `seconds`."""
         ...
 
 
@@ -66,7 +69,7 @@ D = TypeVar("D", bound=Drains)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal; then finish the accepted calls and return the signal's exit code."""
+    """Serve until a signal arrives. After the signal, accepted calls are finished and the exit code of the signal is returned."""
     named, settings = split_words(arguments.words)
     if len(named) == 1 and named[0] not in KINDS and _plays(split_run(named[0])[0]):
         named = ("policy", named[0])  # the default for a run
@@ -111,7 +114,7 @@ def _plays(folder: Path) -> bool:
 
 
 def _print_vllm(kind: str, folder: Path, port: int) -> int:
-    """Print the commands by which vLLM serves the agents of an exported team."""
+    """Print the commands with which vLLM serves the agents of an exported team."""
     if kind != "policy" or not is_team(folder):
         raise ConfigError(
             f"--print vllm needs a team that `kapelle export RUN --out {folder}` wrote, but {TEAM_FILE} is missing. Give such a "
@@ -197,7 +200,7 @@ def _openenv(name: str, settings: Sequence[str], binding: Binding) -> int:
 def until_stopped(
     serving: AbstractContextManager[D], where: Callable[[D], str], seconds: float = DRAIN_SECONDS
 ) -> int:
-    """Serve, print the address, and drain at a signal; return its exit code."""
+    """Run the server and print its address. After a signal, drain the server and return the exit code of the signal."""
     stop = threading.Event()
     with catch_interrupts(lambda _: stop.set()) as stopped, unbroken(), serving as server:
         say(where(server))
@@ -210,12 +213,12 @@ def until_stopped(
 # -------- `kapelle serve environments`: serve environments to runs on any machine, and replace one while they sample
 
 SHORT = {"debate": "debate_topics"}
-"""Common name → the environment's own name."""
+"""Mapping from a common name of an environment to its name in kapelle."""
 HOW = "`kapelle serve environments --environments math,kuhn=recipes/kuhn.yaml math.path=data/gsm8k`"
 
 
 def serve_environment(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
-    """Serve environments until a signal arrives, or replace one on a running server."""
+    """Serve environments until a signal arrives, or replace an environment on a running server."""
     check_installed("serve", "starlette", "uvicorn", "websockets")
     if arguments.replace is not None:
         return _replace(arguments, settings)
@@ -235,7 +238,7 @@ def serve_environment(arguments: argparse.Namespace, settings: Sequence[str]) ->
 
 
 def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
-    """Return the environments of a list `name` or `name=what`, with settings `name.key=value`."""
+    """Return the environments in a list of entries `name` or `name=what`, configured with the settings `name.key=value`."""
     specs: dict[str, str] = {}
     for each in listed.split(","):
         name, given, what = each.strip().partition("=")
@@ -268,7 +271,7 @@ def named(listed: str, settings: Sequence[str]) -> dict[str, Environment]:
 
 
 def _replace(arguments: argparse.Namespace, settings: Sequence[str]) -> int:
-    """Replace an environment on a running server; runs use it from their next episodes on."""
+    """Replace an environment on a running server. Runs that use the server get the new environment from their next episode on."""
     if arguments.at is None:
         raise ConfigError(
             "--replace needs the address of the running server. Add it, such as --at localhost:50051."

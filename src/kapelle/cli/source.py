@@ -1,4 +1,4 @@
-"""The run that a command's arguments describe: a recipe with overlays and settings, or a run directory to continue."""
+"""Determines the run that the arguments of a command describe: a recipe with overlays and settings, or a run directory to resume."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from kapelle.training.stages import FILE, Stage, checkable, is_done, open_stages
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A resolved run to start or to continue."""
+    """A resolved run to start or to resume."""
 
     name: str
     config: RunConfig
     origin: Mapping[str, str]
     run_dir: Path | None
-    """None leaves the choice to the command."""
+    """The run directory. If None, the command chooses the directory."""
     resume: bool
     start_from: Mapping[str, Path] = field(default_factory=dict)
-    """Policy → folder of weights that it starts from."""
+    """Mapping from a policy to the folder of its initial weights."""
     notes: tuple[str, ...] = ()
-    """Notes to print before the run."""
+    """Notes that are printed before the run."""
     whole: Path | None = None
-    """The folder of all stages, if this run is one of several."""
+    """The folder of all stages, if this run is one stage of a staged recipe."""
     read: Reading = NOTHING_READ
-    """How setting names of other libraries were converted."""
+    """A description of how setting names of other libraries were converted."""
 
 
 def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real: bool) -> Source:
-    """Return what `kapelle train` should do; raises the errors of `recipe.load_recipe`."""
+    """Return the run that `kapelle train` should start or resume. Raises the errors of `recipe.load_recipe`."""
     files, settings = split_words(words)
     folder = Path(run_dir) if run_dir else None
     if resume and (not files or folder is None):
@@ -76,7 +76,7 @@ def read_source(words: Sequence[str], run_dir: str | None, *, resume: bool, real
 
 
 def read_recipe(words: Sequence[str], *, real: bool) -> Recipe:
-    """Return the recipe that the arguments name, with its overlays and settings; ConfigError if none is named."""
+    """Return the recipe that the arguments name, with its overlays and settings. Raises ConfigError if no recipe is named."""
     files, settings = split_words(words)
     if not files:
         raise ConfigError(
@@ -95,7 +95,7 @@ class Staged:
     recipe: str
     stages: tuple[Stage, ...]
     run_dir: Path | None
-    """None leaves the choice to the command."""
+    """The folder of all stages. If None, the command chooses the folder."""
 
     def checked(self) -> Iterator[tuple[Stage, RunConfig]]:
         """Yield every stage with settings that can be checked before any stage has run."""
@@ -103,7 +103,7 @@ class Staged:
             yield from zip(self.stages, configs, strict=True)
 
     def dry(self, *, as_json: bool) -> Iterator[Source]:
-        """Yield every stage as a source that is only shown."""
+        """Yield every stage as a source that is only displayed and not trained."""
         for stage, config in self.checked():
             if not as_json:
                 say(f"# stage {stage.number} of {len(self.stages)}: {stage.name}")
@@ -112,7 +112,7 @@ class Staged:
 
 
 def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real: bool) -> Staged | None:
-    """Return the stages of the given recipe, or of the folder to resume; None for a single run."""
+    """Return the stages of the given recipe or of the folder to resume, or None for a single run."""
     files, settings = split_words(words)
     folder = Path(run_dir) if run_dir else None
     if resume and (not files or folder is None):
@@ -125,9 +125,9 @@ def find_stages(words: Sequence[str], run_dir: str | None, *, resume: bool, real
 
 
 def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source]]:
-    """Check all stages, then yield each unfinished one with a title; the caller trains it before it takes the next.
+    """Check all stages, and then yield each unfinished stage with a title. The caller trains each stage before requesting the next one.
 
-    Of several ranks, the first one opens the folder and reports which stages are done.
+    With several ranks, the first rank opens the folder and informs the other ranks which stages are finished.
     """
     from kapelle.setup.preparation import prepare
     from kapelle.training.stages import check_weights
@@ -163,7 +163,7 @@ def stage_sources(staged: Staged, *, resume: bool) -> Iterator[tuple[str, Source
 
 
 def _opened(staged: Staged, held: list[RunLock], *, resume: bool) -> str:
-    """Open and lock the folder of all stages and return its path."""
+    """Open and lock the folder of all stages, and return its path."""
     from kapelle.runs.writer import new_path
 
     whole = staged.run_dir or new_path(staged.recipe)

@@ -1,4 +1,4 @@
-"""Signals outside of training, while `catch_interrupts` is inactive: they end a command at once and reliably."""
+"""Handles signals outside of training, while `catch_interrupts` is inactive. These signals terminate a command immediately and reliably."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from kapelle.runtime.interrupts import SIGNALS, commands, ending, handled_by, hu
 from kapelle.runtime.machine import end_without_memory
 
 EXIT_WRONG = 2
-"""The exit code of a command that ends with a reason."""
+"""The exit code of a command that fails with an error message."""
 
 
 def exit_code() -> int:
-    """Return the exit code for the signal that is ending this command."""
+    """Return the exit code for the signal that is terminating this command."""
     return 128 + (ending[0] if ending else int(signal.SIGINT))
 
 
 def leave(code: int) -> None:
-    """End the process at once if a signal has stopped it, or if it has left threads behind that may never end.
+    """Terminate the process immediately if a signal has stopped it, or if it still has threads that may never finish.
 
-    Otherwise Python would wait for threads at its exit and free the process's objects one by one. Another signal meanwhile ends the
-    process with the same exit code.
+    Without this function, Python would wait for threads at exit and free the objects of the process one by one. If
+    another signal arrives in the meantime, the process terminates with the same exit code.
     """
     if code - 128 in SIGNALS or left_behind:
         with handled_by(lambda *_: os._exit(code)), listed(code, commands):
@@ -41,9 +41,10 @@ def leave(code: int) -> None:
 
 
 def take_signals() -> None:
-    """Let a Ctrl-C before and after `termination` end this process with one line, in background jobs too.
+    """Make Ctrl-C before and after `termination` terminate this process with a one-line message, also in background jobs.
 
-    A shell starts background jobs with SIGINT ignored. kapelle handles it, because such a signal is sent to this process on purpose.
+    A shell starts background jobs with SIGINT ignored. However, kapelle handles SIGINT, because such a signal is sent
+    to this process on purpose.
     """
 
     def report_all_but_stops(raised: sys.UnraisableHookArgs) -> None:
@@ -58,10 +59,10 @@ def take_signals() -> None:
 
 @contextmanager
 def termination() -> Iterator[None]:
-    """Raise KeyboardInterrupt for a signal inside the block, so that files are closed.
+    """Return a context manager that raises KeyboardInterrupt for a signal inside the block, so that files are closed.
 
-    A process that has not ended by the exception after `interrupts.LAST_RESORT` seconds is ended in any state. So is a process
-    in which a thread cannot start for lack of memory.
+    If the exception has not terminated the process after `interrupts.LAST_RESORT` seconds, the process is terminated
+    regardless of its state. The process is also terminated if a thread cannot start for lack of memory.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

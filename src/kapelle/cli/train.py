@@ -1,4 +1,4 @@
-"""`kapelle train`: train a team as described by a recipe, or continue a run."""
+"""Implements `kapelle train`, which trains a team as described by a recipe, or resumes a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, resume, or with `--dry-run` show what would be trained."""
+    """Train or resume a run or, with `--dry-run`, print what would be trained."""
     hush()
     arguments.words = [*arguments.words, *start_words(arguments.start_from)]
     from kapelle.cli.running import announce, train
@@ -125,9 +125,9 @@ def _dry_run(source: Source, *, as_json: bool, staged: bool = False) -> int:
 
 
 def annotated_yaml(values: Mapping[str, Any], origin: Mapping[str, str]) -> str:
-    """Return `values` as YAML; a comment names the origin of each leaf, except `default`.
+    """Return `values` as YAML in which a comment states the origin of each leaf, except for leaves with the origin `default`.
 
-    `origin` is keyed by dotted path, like `Recipe.origin`. Parsing the text gives `values`.
+    The keys of `origin` are dotted paths, as in `Recipe.origin`. Parsing the returned YAML results in `values`.
     """
     return "\n".join(_mapping(values, origin, "", 0))
 

@@ -1,8 +1,9 @@
-"""`kapelle train … --launch torchrun`: starts the processes of a run on this machine, as torch's own launcher would.
+"""Implements `kapelle train … --launch torchrun`, which starts the processes of a run on this machine, as torch's own launcher would.
 
-Each process gets the variables that `torchrun` sets. Beyond `torchrun`, this launcher reports which process was killed or stopped
-and what it did last, forwards Ctrl-C, SIGTERM, SIGHUP and Ctrl-Z, and ends all processes at the second Ctrl-C. It does not
-restart processes. For several machines, use `torchrun` itself (docs/clusters.md).
+Each process gets the environment variables that `torchrun` sets. In addition to what `torchrun` does, this launcher
+reports which process was killed or stopped and what it did last. The launcher also forwards Ctrl-C, SIGTERM, SIGHUP and
+Ctrl-Z, and terminates all processes at the second Ctrl-C. Processes that terminate are not restarted. For several
+machines, use `torchrun` itself (see docs/clusters.md).
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ if TYPE_CHECKING:
     from kapelle.setup.preparation import PreparedRun
 
 LOOK = 0.1
-"""Seconds between two checks of the processes."""
+"""The number of seconds between two checks of the processes."""
 GRACE = 8.0
-"""Seconds that the other ranks have to end after one has failed; then they are killed."""
+"""Maximum time in seconds for the other ranks to terminate after a rank has failed. After this time, the other ranks are killed."""
 LEAVING = 60.0
-"""Seconds that the other ranks have to end after one has ended."""
+"""Maximum time in seconds for the other ranks to terminate after a rank has exited without failing."""
 AT_ONCE = 3.0
-"""Seconds that all have to end after the second Ctrl-C."""
+"""Maximum time in seconds for all ranks to terminate after the second Ctrl-C."""
 STOPS = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
-"""Exit codes of a process that saved after a stop signal."""
+"""The exit codes of a process that saved its state after a stop signal."""
 
 
 def launch_torchrun(words: Sequence[str], processes: int | None) -> int:
-    """Run `kapelle` with these arguments in as many processes, by default one for each GPU, and return its exit code."""
+    """Run `kapelle` with these arguments in several processes, by default one for each GPU, and return the exit code."""
     check_single_launcher()
     processes = processes or _devices()
     environ = {**os.environ}
@@ -64,7 +65,7 @@ def launch_torchrun(words: Sequence[str], processes: int | None) -> int:
 
 
 def check_single_launcher() -> None:
-    """Raise ConfigError in a process that a launcher has started."""
+    """Raise ConfigError in a process that was started by a launcher."""
     if os.environ.keys() >= set(VARIABLES):
         raise ConfigError(
             "`--launch` starts processes, but a launcher has already started this one (RANK is set). Use only one launcher."
@@ -98,11 +99,11 @@ class Rank:
     pulse: SharedStatus
     signs: LifeSigns
     gave_up: bool = False
-    """Whether this launcher has killed it."""
+    """Whether this launcher has killed the process of the rank."""
 
     @property
     def running(self) -> bool:
-        """Whether it is still running."""
+        """Whether the process of the rank is still running."""
         return self.process.poll() is None
 
     def __str__(self) -> str:
@@ -110,37 +111,40 @@ class Rank:
 
     @property
     def at(self) -> str:
-        """The last work that it reported."""
+        """The last activity that the rank reported."""
         return self.pulse.doing or "its start"
 
     @property
     def stopped_by_request(self) -> bool:
-        """Whether a second stop signal has ended it after it had saved everything."""
+        """Whether a second stop signal has terminated the rank after it had saved everything."""
         code = self.process.returncode
         return self.pulse.doing == LAST and code is not None and 128 - code in STOPS
 
     def send(self, number: int) -> None:
-        """Send it a signal, and continue it if it is stopped, so that it can act on the signal."""
+        """Send a signal to the rank. If the rank is stopped, it is continued so that it can handle the signal."""
         if self.running:
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
                 self.send_group(signal.SIGCONT)
 
     def stop(self, number: int) -> None:
-        """Request it to stop; kill it if it has not begun, because it would print a Python traceback."""
+        """Request the rank to stop by sending a signal.
+
+        A rank that has not begun its work is killed instead, because it would print a Python traceback.
+        """
         if self.pulse.beats:
             self.send(number)
         else:
             self.kill()
 
     def send_group(self, number: int) -> None:
-        """Send a signal to it and to what it has started in its group."""
+        """Send a signal to the rank and to the processes that the rank has started in its process group."""
         if self.running:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """End it, and what it has started in its group, at once."""
+        """Kill the rank and the processes that the rank has started in its process group."""
         if self.running:
             self.gave_up = True
             kill_group(self.process.pid)
@@ -148,7 +152,7 @@ class Rank:
 
 @contextmanager
 def _started(words: Sequence[str], processes: int, environ: dict[str, str]) -> Iterator[list[Rank]]:
-    """Start all ranks, and end those that still run after the block."""
+    """Return a context manager that starts all ranks, and terminates the ranks that are still running when the block ends."""
     ranks: list[Rank] = []
     # Rank 0 serves the store on a socket that is bound here, so that no other program takes the port in between.
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -192,19 +196,19 @@ def _started(words: Sequence[str], processes: int, environ: dict[str, str]) -> I
 
 
 class _Launcher:
-    """Follows the processes to their end."""
+    """Monitors the processes until all of them have terminated."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self._ranks = ranks
         self._cause: tuple[Rank, str] | None = None
-        """The rank that was lost first, and how."""
+        """The rank that was lost first, and the way in which it was lost."""
         self._until = float("inf")
-        """Time at which the ranks that are still running are killed."""
+        """The time at which the ranks that are still running are killed."""
         self._stops: list[int] = []
-        """Number of stop signals so far."""
+        """The stop signals received so far."""
 
     def follow(self) -> int:
-        """Wait until all have ended; return the run's exit code."""
+        """Wait until all ranks have terminated, and return the exit code of the run."""
         looked, left = time.monotonic(), list(self._ranks)
         with self._signals():
             while left:
@@ -280,7 +284,7 @@ class _Launcher:
                 signal.signal(number, handler)
 
     def _code(self) -> int:
-        """Return the run's exit code: that of the signal that stopped it, else of the first rank that failed."""
+        """Return the exit code of the run, which is that of the signal that stopped the run or of the first rank that failed."""
         codes = [rank.process.returncode for rank in self._ranks]
         if self._cause is not None:
             return EXIT_WRONG
@@ -309,7 +313,7 @@ class _Launcher:
 
 
 def launch_ray(arguments: argparse.Namespace) -> int:
-    """Check the recipe here, then run the command without `--launch` on a cluster, and return its exit code."""
+    """Check the recipe on this machine, run the command without `--launch` on a cluster, and return the exit code."""
     # Imported here, so that the launcher of torchrun's ranks stays small.
     from kapelle.cli.source import find_stages, read_source
     from kapelle.cluster.launcher import check_installed, launch

@@ -1,4 +1,4 @@
-"""`kapelle validate`: all checks that work without model weights."""
+"""Implements `kapelle validate`, which makes all checks that work without model weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ S = TypeVar("S")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every check that passes; raise the error of the first one that fails."""
+    """Print every check that passes. Raises the error of the first check that fails."""
     hush()
     if arguments.graph:
         say(draw(arguments.words))
@@ -107,13 +107,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 MOCK = "1"
-"""The answer of every agent to a program that is checked."""
+"""The answer that every agent gives to an external program while the program is checked."""
 
 
 def _program(prepared: PreparedRun) -> Iterator[tuple[str, str]]:
-    """Run the external program of an environment for one episode, and yield the result.
+    """Run the external program of an environment for one episode, and yield the result of the check.
 
-    Raises ConfigError if the program fails before it calls an agent. Later it may fail because of the mock answers.
+    Raises ConfigError if the program fails before it calls an agent. If the program fails after it has called an agent,
+    no error is raised, because the mock answers may be the cause.
     """
     from kapelle.engines.rollout.scripted import ScriptedEngine
     from kapelle.environments.external import External
@@ -146,7 +147,7 @@ def _program(prepared: PreparedRun) -> Iterator[tuple[str, str]]:
 
 
 def _looked_at(settings: S, *, start: bool) -> S:
-    """Return the settings to check; unless `start` is true, they exclude the programs that they name."""
+    """Return the settings to check. Unless `start` is true, the external programs in the settings are excluded."""
     if start:
         return settings
     from kapelle.setup.preparation import without_programs
@@ -165,7 +166,7 @@ def _print_notes(notes: Sequence[str]) -> None:
 
 
 def _environment(arguments: argparse.Namespace) -> Environment | None:
-    """Return the environment to check alone; None for a recipe."""
+    """Return the environment that is checked alone, or None for a recipe."""
     from kapelle.rollout.evaluation.playing import model_config
     from kapelle.setup.recipe import builtin_recipes, names_environment
 
@@ -181,7 +182,7 @@ def _environment(arguments: argparse.Namespace) -> Environment | None:
 
 
 def draw(words: list[str]) -> str:
-    """Return the Mermaid flowchart of a recipe's workflow, or of a workflow file alone."""
+    """Return the Mermaid flowchart of a recipe's workflow, or of the workflow in a file."""
     files, _ = split_words(words)
     if len(files) == 1 and Path(files[0]).is_file():
         from kapelle.settings.overlays import parse_yaml

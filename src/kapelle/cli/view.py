@@ -1,4 +1,4 @@
-"""`kapelle view`: runs in a browser, while they are written and afterwards."""
+"""Implements `kapelle view`, which shows runs in a browser, both while they are written and afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kapelle.services.binding import check_installed
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve the viewer until a signal; return the signal's exit code."""
+    """Serve the viewer until a signal arrives, and return the exit code of the signal."""
     check_installed("viewer", "starlette", "uvicorn")
     from kapelle.services.http import HttpServer
     from kapelle.viewer.library import Library

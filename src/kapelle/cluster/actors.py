@@ -1,6 +1,8 @@
-"""The part of Ray that a run uses; the only module that imports Ray.
+"""A small interface to Ray, which provides what a run needs.
 
-Arguments and answers of actors are bytes, text and numbers.
+This is the only module that imports Ray.
+
+Arguments and results of actors are bytes, strings and numbers.
 """
 
 from __future__ import annotations
@@ -24,30 +26,33 @@ from kapelle.settings.schema import Resources, RunConfig
 
 QUIET: Mapping[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 RECONNECTING = 5
-"""Seconds for which processes look for the lost control service of a Ray instance that kapelle started, before they end."""
+"""Time in seconds for which processes try to reconnect to the control service of a Ray instance that kapelle started, before they exit."""
 STORE = 1 << 30
-"""Maximum bytes of the object store of a Ray instance that kapelle started; Ray keeps the rest on disk."""
+"""Maximum size in bytes of the object store of a Ray instance that kapelle started. Ray stores further objects on disk."""
 LEAST_STORE = 80 << 20
 LOOK = 0.2
-"""Seconds between two checks for a stop request while a process waits for actors."""
+"""Time in seconds between two checks for a stop request while a process waits for actors."""
 DEATHS = 5
-"""Number of consecutive actor deaths, without an answer in between, after which a run stops."""
+"""Number of consecutive actor deaths, without a successful call between them, after which a run stops."""
 REACHING = 5.0
-"""Seconds within which a cluster's address must answer."""
+"""Maximum time in seconds until the address of a cluster must respond."""
 
 
 class ActorLost(Exception):
-    """An actor is gone; the message says how it ended."""
+    """An actor has ended; the message states the reason."""
 
 
 class ActorCall:
-    """A call of an actor's method."""
+    """A call of a method of an actor."""
 
     def __init__(self, reference: Any) -> None:
         self.reference = reference
 
     def answer(self) -> Any:
-        """Wait for the answer and return it; raises ActorLost, or EngineError for an error that the actor raised."""
+        """Wait for the result of the call and return it.
+
+        Raises ActorLost if the actor ended, and EngineError if the actor raised an error.
+        """
         import ray
         from ray.exceptions import RayActorError, RayError, RayTaskError
 
@@ -62,24 +67,27 @@ class ActorCall:
 
 
 class Actor:
-    """An actor of this run."""
+    """An actor that this run started."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
     def call(self, method: str, *arguments: Any) -> ActorCall:
-        """Call a method; an argument that `ActorConnection.store` returned arrives as its bytes."""
+        """Call a method of the actor.
+
+        If an argument is a reference that `ActorConnection.store` returned, the actor receives the stored bytes.
+        """
         return ActorCall(getattr(self._handle, method).remote(*arguments))
 
     def end(self) -> None:
-        """End it at once."""
+        """End the actor immediately."""
         import ray
 
         ray.kill(self._handle, no_restart=True)
 
 
 def first_answered(calls: Sequence[ActorCall], seconds: float) -> ActorCall | None:
-    """Return a call with an answer, waiting up to `seconds` for one; None if there is none."""
+    """Wait up to `seconds` for one of the calls to finish, and return this call, or None if no call has finished."""
     import ray
 
     ready, _ = ray.wait([each.reference for each in calls], num_returns=1, timeout=seconds)
@@ -92,7 +100,7 @@ OK = b"+"
 
 
 def answer_or_error(work: Callable[..., bytes], *arguments: Any) -> bytes:
-    """Call `work` in an actor and return its result, or the error that it raised, as bytes for `read_answer`."""
+    """Call `work` in an actor, and return its result or the error that it raised, as bytes that `read_answer` can read."""
     try:
         return OK + work(*arguments)
     except Exception as error:  # noqa: BLE001 - the caller reraises it
@@ -100,7 +108,10 @@ def answer_or_error(work: Callable[..., bytes], *arguments: Any) -> bytes:
 
 
 def read_answer(call: ActorCall, actor: str) -> bytes:
-    """Return the bytes that an actor's `work` returned; raise the error that it raised. `actor` names it in messages."""
+    """Return the bytes that `work` returned in an actor, or raise the error that it raised.
+
+    The argument `actor` is the name of the actor in messages.
+    """
     answer = bytes(call.answer())
     if answer[:1] != OK:
         raise received_error(json.loads(answer), actor)
@@ -111,7 +122,7 @@ def read_answer(call: ActorCall, actor: str) -> bytes:
 
 
 def start_settings(config: RunConfig, bases: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a worker needs to begin: settings, paths of the base models, import path and working folder."""
+    """Return the values that a worker needs to start: settings, paths of the base models, the import path and the working folder."""
     return {
         "config": config.model_dump(mode="json"),
         "bases": dict(bases),
@@ -122,43 +133,43 @@ def start_settings(config: RunConfig, bases: Mapping[str, str]) -> dict[str, Any
 
 @dataclass(slots=True, eq=False)
 class StartedWorker:
-    """An actor with the methods `here` and `begin`, and its calls in progress."""
+    """An actor with the methods `here` and `begin`, and the calls to it that are in progress."""
 
     actor: Actor
     beginning: ActorCall | None
-    """Call that loads its models; None once its answer has been checked."""
+    """The call that loads the models of the actor, or None after its result was checked."""
     up: ActorCall | None
-    """Call that shows that the actor runs; None once it has been answered."""
+    """The call that shows that the actor is running, or None after it has returned."""
     begun: float
     """Time at which this process requested the actor."""
 
     @classmethod
     def of(cls, actor: Actor, start_with: bytes) -> StartedWorker:
-        """Let an actor begin with the settings in `start_with`."""
+        """Start the work of an actor with the settings in `start_with`."""
         up = actor.call("here")
         return cls(actor, actor.call("begin", start_with), up, time.monotonic())
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has loaded its models."""
+        """Whether the actor has loaded its models."""
         return self.beginning is None or first_answered([self.beginning], 0.0) is not None
 
 
 class Waiting:
-    """Waits for workers of one kind, and counts their deaths in a row."""
+    """Waits for the results of workers of the same kind, and counts consecutive deaths of workers."""
 
     def __init__(self, kind: str, setting: str, timeout: float, of: str = "") -> None:
-        """Wait for workers that are called `kind`, each of which starts within `timeout` seconds.
+        """Wait for workers of the given kind, each of which must start within `timeout` seconds.
 
-        Messages name the `setting` of their resources.
+        Messages contain the name of the `setting` that determines the resources of the workers.
         """
         self._kind, self._setting, self._timeout, self._of = kind, setting, timeout, of
         self._deaths = 0
 
     def first(self, workers: Iterable[StartedWorker], calls: Sequence[ActorCall]) -> ActorCall | None:
-        """Wait a moment for an answer to one of the workers' `calls`; return None if there is none yet.
+        """Wait a moment until one of the workers' `calls` has finished, and return this call, or None if no call has finished.
 
-        Raises StopRequested, and EngineError for a worker that has not started in time.
+        Raises StopRequested if a stop was requested, and EngineError if a worker has not started in time.
         """
         stop_if_requested()
         for worker in workers:
@@ -175,11 +186,11 @@ class Waiting:
         return first_answered(calls, LOOK)
 
     def answered(self) -> None:
-        """Record that a worker has done its work."""
+        """Record that a worker has completed its work, which resets the number of consecutive deaths."""
         self._deaths = 0
 
     def died(self, lost: ActorLost) -> None:
-        """Record that a worker has died; raises EngineError if too many have died in a row."""
+        """Record that a worker has died. Raises EngineError if too many workers have died consecutively."""
         self._deaths += 1
         if self._deaths >= DEATHS:
             raise EngineError(
@@ -191,7 +202,10 @@ class Waiting:
 def check_hashes(
     kind: str, other: str, known: dict[str, str], found: Mapping[str, str], paths: Mapping[str, str]
 ) -> None:
-    """Add the hashes of a worker's base models to `known`; raise ConfigError if `other` has read different weights."""
+    """Add the hashes of a worker's base models to `known`.
+
+    Raises ConfigError if the worker and the process named `other` have loaded different weights.
+    """
     for base, own in found.items():
         if known.setdefault(base, own) != own:
             raise ConfigError(
@@ -201,14 +215,14 @@ def check_hashes(
 
 
 class ActorConnection:
-    """The connection of this process to a cluster; its actors end with it."""
+    """The connection of this process to a Ray cluster. The actors of this process end with the connection."""
 
     def __init__(self, group: Any = None) -> None:
         self._group = group
 
     @classmethod
     def start(cls, folder: Path) -> ActorConnection:
-        """Start Ray on this machine, with its files in `folder`; it ends with this process."""
+        """Start Ray on this machine, with its files in `folder`. This Ray instance ends with the current process."""
         import ray
 
         # Actors can import what this process can.
@@ -238,7 +252,7 @@ class ActorConnection:
 
     @classmethod
     def join(cls, address: str, group: str | None = None, namespace: str | None = None) -> ActorConnection:
-        """Join a cluster, and the placement `group` of another process of this run."""
+        """Connect to a cluster, and to the placement `group` that another process of this run created."""
         import ray
 
         # Check first that something listens there: Ray itself would retry for a minute.
@@ -272,14 +286,14 @@ class ActorConnection:
 
     @property
     def address(self) -> str:
-        """Address at which other processes join the cluster."""
+        """The address at which other processes can connect to the cluster."""
         import ray
 
         return str(ray.get_runtime_context().gcs_address)
 
     @property
     def namespace(self) -> str:
-        """The namespace of this run's names."""
+        """The Ray namespace that contains the names of this run."""
         import ray
 
         return str(ray.get_runtime_context().namespace)
@@ -287,9 +301,10 @@ class ActorConnection:
     def place(
         self, name: str, bundles: Sequence[Resources], *, spread: bool, seconds: float, grows: bool
     ) -> None:
-        """Reserve resources for actors, one bundle for each; raise ConfigError if the cluster has no room within `seconds`.
+        """Reserve resources for actors, with one bundle for each actor.
 
-        If the cluster is too small and cannot grow (`grows`), the error is raised at once.
+        Raises ConfigError if the resources do not become available within `seconds`. If the cluster is too small and cannot grow
+        (`grows`), the error is raised immediately.
         """
         from ray.util import placement_group, remove_placement_group
 
@@ -323,10 +338,12 @@ class ActorConnection:
     def actor(
         self, kind: type, bundle: int | None, resources: Resources, calls: int = 1, name: str | None = None
     ) -> Actor:
-        """Start an actor of a class on a bundle; it answers `calls` calls at a time, or with 1 in order.
+        """Start an actor of a class on a bundle, and return it.
 
-        Without a bundle it starts when and where the cluster has room outside the run's placement group. If an actor of
-        this `name` is already running, return that actor. An actor ends with the process that has started it.
+        The actor runs up to `calls` calls concurrently; with 1, calls run in order.
+
+        If no bundle is given, the actor starts as soon as the cluster has free resources outside the run's placement group. If an
+        actor with this `name` is already running, that actor is returned. An actor ends with the process that started it.
         """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -345,20 +362,20 @@ class ActorConnection:
         return Actor(made.remote())
 
     def store(self, data: bytes) -> object:
-        """Store bytes for every actor; pass the returned reference to `Actor.call`."""
+        """Store bytes for all actors. The returned reference can be passed to `Actor.call`."""
         import ray
 
         return ray.put(data)
 
     def fetch(self, stored: object) -> bytes:
-        """Return stored bytes."""
+        """Return the bytes that a reference refers to."""
         import ray
 
         reference: Any = stored
         return bytes(ray.get(reference))
 
     def leave(self) -> None:
-        """End all actors of this process, and its own cluster if it has started one."""
+        """End all actors of this process, and also the Ray instance if this process started one."""
         import ray
 
         ray.shutdown()
@@ -384,7 +401,7 @@ def _amounts(amounts: Mapping[str, float]) -> str:
 
 
 def _how(error: BaseException) -> str:
-    """Return how an actor ended, without Ray's own identifiers."""
+    """Return a description of how an actor ended, without Ray's own identifiers."""
     lines = [line.strip() for line in str(error).splitlines()]
     identifiers = ("class_name:", "actor_id:", "namespace:", "pid:")
     return " ".join(line for line in lines if line and not line.startswith(identifiers))[:500]
@@ -395,7 +412,10 @@ def _line(error: BaseException) -> str:
 
 
 def settle_in(actor: object, settings: Mapping[str, Any]) -> None:
-    """Set the import path and working folder of an actor's process; from now on the watchdog may end the actor."""
+    """Set the import path and the working folder of an actor's process.
+
+    After this call, the watchdog may end the actor.
+    """
     sys.path += [entry for entry in settings["path"] if entry not in sys.path]
     with suppress(
         OSError

@@ -1,9 +1,9 @@
-"""Find faults in a run's machines before the run starts, by comparing facts of every rank.
+"""Find problems of a run's machines before the run starts, by comparing information about the machine of each rank.
 
-    examine     runs in every rank: gather facts of its machine, its GPU and its folders
-    diagnose    turn the facts of all ranks into a list of faults, worst first; needs no torch
+    examine     Collect information about the machine, the GPU and the folders of a rank. It runs in every rank.
+    diagnose    Return a list of problems, worst first, from the information of all ranks. It does not need torch.
 
-Sizes are bytes, times are seconds.
+Sizes are given in bytes, and times in seconds.
 """
 
 from __future__ import annotations
@@ -33,59 +33,59 @@ class Gpu:
 
     name: str
     identity: str
-    """Identifier of the GPU, equal for two ranks that use the same GPU."""
+    """Identifier of the GPU. Two ranks that use the same GPU have the same identifier."""
     total: int
     free: int
-    """Bytes that are not in use by any process."""
+    """Number of bytes of GPU memory that no process uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """A folder that all machines must share, as seen by one rank."""
+    """A folder that all machines must share, from the point of view of one rank."""
 
     path: str
     problem: str = ""
-    """Why the rank cannot use the folder; empty if it can."""
+    """Reason why the rank cannot use the folder; empty if the rank can use it."""
     seen: float | None = 0.0
-    """Seconds until this rank saw the file that rank 0 wrote there; None if it never did."""
+    """Time in seconds until the rank saw the file that rank 0 wrote to the folder, or None if the rank never saw it."""
     free: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """One rank, and its machine."""
+    """Information about one rank and its machine."""
 
     rank: int
     local: int
-    """Number of the rank on its machine."""
+    """Index of the rank among the ranks on its machine."""
     host: str
     versions: Mapping[str, str | None]
     source: str
-    """Digest of kapelle's source."""
+    """Hash of the source code of kapelle."""
     address: str
-    """IP address to which the machine's own name resolves; empty if it does not resolve."""
+    """IP address to which the machine's own host name resolves; empty if the name does not resolve."""
     variables: Mapping[str, str]
-    """Environment variables that affect communication; see `rank_log.telling_variables`."""
+    """Environment variables that affect the communication between ranks; see `rank_log.telling_variables`."""
     cores: int
     threads: int
-    """Threads that torch uses in this process."""
+    """Number of threads that torch uses in this process."""
     memory: int
-    """Memory limit of this process: that of the machine, or of its container if that is smaller."""
+    """Memory limit in bytes: the memory of the machine, or the limit of the container if it is smaller."""
     memory_free: int
     shared_memory: int
-    """Free bytes in /dev/shm; -1 if it does not exist."""
+    """Number of free bytes in /dev/shm, or -1 if this folder does not exist."""
     gpus: int
-    """CUDA devices that this process sees."""
+    """Number of CUDA devices that this process can use."""
     gpu: Gpu | None = None
     folders: tuple[SharedFolder, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as plain JSON."""
+        """Return the information as a JSON object."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> RankFacts:
-        """Return the facts that `to_json` wrote."""
+        """Return the information from a JSON object that `to_json` wrote."""
         gpu = None if row["gpu"] is None else Gpu(**row["gpu"])
         folders = tuple(SharedFolder(**each) for each in row["folders"])
         return cls(**{**row, "gpu": gpu, "folders": folders})
@@ -98,9 +98,11 @@ PACKAGES = ("kapelle", "torch", "transformers", "tokenizers", "safetensors", "nu
 
 
 def examine(ranks: Ranks, folders: Sequence[Path], patience: float) -> list[RankFacts]:
-    """Return the facts of all ranks; every rank calls it at the same time.
+    """Collect information about the machine of this rank, and return the information of all ranks.
 
-    The machines must share `folders`: each rank waits up to `patience` seconds for a file that rank 0 writes there.
+    All ranks must call this function together.
+
+    The machines must share `folders`. In each folder, every rank waits up to `patience` seconds for a file that rank 0 writes.
     """
     own = replace(_facts(ranks), folders=tuple(_folder(ranks, path, patience) for path in folders))
     return [
@@ -142,7 +144,7 @@ def _facts(ranks: Ranks) -> RankFacts:
 
 
 def _source() -> str:
-    """Return a digest of kapelle's source files, because equal versions may have different source."""
+    """Return a hash of the source files of kapelle, because two installations of the same version can have different source code."""
     root = Path(__file__).parents[1]
     found = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -158,7 +160,7 @@ def _address() -> str:
 
 
 def _memory() -> tuple[int, int]:
-    """Return total and free memory in bytes: that of the machine, or of its container if that is less."""
+    """Return the total and the free memory in bytes of the machine, or of the container if its memory is smaller."""
     total = free = 0
     with suppress(OSError, ValueError, KeyError):
         lines = (line.split() for line in Path("/proc/meminfo").read_text("ascii").splitlines())
@@ -181,7 +183,7 @@ def _free(path: str) -> int:
 
 
 def _folder(ranks: Ranks, path: Path, patience: float) -> SharedFolder:
-    """Let rank 0 write a file into a folder (or its nearest existing parent), and measure when it appears here."""
+    """Measure how long it takes until this rank sees a file that rank 0 writes to a folder (or to its nearest existing parent)."""
 
     def begin() -> bytes:
         levels, there = 0, path.absolute()
@@ -225,7 +227,7 @@ def _folder(ranks: Ranks, path: Path, patience: float) -> SharedFolder:
 
 @dataclass(frozen=True, slots=True)
 class MachineFault:
-    """A fault that breaks a run (`wrong`), or one that may slow it down."""
+    """A problem that makes a run fail (`wrong`), or that may slow a run down."""
 
     wrong: bool
     what: str
@@ -236,11 +238,11 @@ LEAST_DISK = 5 * GB
 LEAST_MEMORY = 2 * GB
 LEAST_SHARED = 10**9
 _QUIET = ("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES")
-"""Prefixes of variables that may differ between ranks."""
+"""Prefixes of environment variables that may differ between ranks."""
 
 
 def diagnose(every: Sequence[RankFacts]) -> list[MachineFault]:
-    """Return the faults of the ranks: those that break a run come first."""
+    """Return the problems of the ranks. Problems that make a run fail come first."""
     found = [
         *_of_versions(every),
         *_of_gpus(every),
@@ -379,7 +381,7 @@ def _one_of_each_machine(every: Sequence[RankFacts]) -> list[RankFacts]:
 
 
 def _by_value(every: Sequence[RankFacts], value: Callable[[RankFacts], str]) -> str:
-    """Return a string that lists the ranks with each value; empty if all values are equal."""
+    """Return a string that lists the ranks with each value. The string is empty if all values are equal."""
     ranks: dict[str, list[RankFacts]] = {}
     for each in every:
         ranks.setdefault(value(each), []).append(each)

@@ -1,10 +1,11 @@
-"""A run on a cluster of Ray, from the command to the process of each rank.
+"""Launch a run on a Ray cluster: the command starts a driver, which starts the process of each rank.
 
-    launch      in the command's own process: starts the driver, passes signals on, and ends the rest of a run
-    drive       the driver, the only process of the command that uses Ray: places actors, starts the ranks, prints their output
-    RankHost    the actor that holds the process of one rank
+    launch      Start the driver, pass signals on to it, and end what remains of a run. It runs in the process of the command.
+    drive       Place actors, start the ranks and print their output. It runs in the driver, the only process that uses Ray.
+    RankHost    The actor that holds the process of one rank.
 
-When the cluster is lost, Ray ends every process that uses it. So the command uses Ray only in a driver, and survives it.
+When the connection to the cluster is lost, Ray ends every process that uses it. Therefore, only the driver uses Ray, and the command
+continues to run when the driver is ended.
 """
 
 from __future__ import annotations
@@ -48,21 +49,22 @@ from kapelle.runtime.process_tree import end_session, end_with_stdin
 from kapelle.settings.schema import RayConfig
 
 DRIVE = "import sys; sys.path[:] = {path!r}; from kapelle.cluster.launcher import drive; drive()"
-"""Code of the driver."""
+"""Python code that the driver process runs."""
 LOST = 1
-"""Ray's exit code for a process that has lost its cluster."""
+"""Exit code that Ray uses for a process that has lost the connection to its cluster."""
 
 
 def check_installed() -> None:
-    """Raise ConfigError if Ray is missing."""
+    """Raise ConfigError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("`--launch ray` needs Ray. Install it: pip install 'kapelle[ray]'")
 
 
 def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str]) -> int:
-    """Run `kapelle` with these arguments in several ranks that Ray places; return its exit code.
+    """Run `kapelle` with these arguments in several ranks, which Ray places on the cluster, and return the exit code.
 
-    `worlds` is the number of environment workers of each process that rolls out. Raises EngineError if the cluster is lost.
+    The argument `worlds` is the number of environment workers of each process that rolls out episodes. Raises EngineError if the
+    connection to the cluster is lost.
     """
     # The paths of sockets in this folder must be short.
     folder = Path(tempfile.mkdtemp(prefix="kapelle-ray-", dir="/tmp"))
@@ -107,12 +109,12 @@ def launch(config: RayConfig, processes: int, worlds: int, words: Sequence[str])
 
 EXIT_WRONG = 2
 LOOK = 0.2
-"""Seconds between two checks for signals."""
+"""Time in seconds between two checks for signals."""
 LAST_WORDS = 60.0
-"""Seconds for the other ranks to end after one has failed."""
+"""Maximum time in seconds for the other ranks to exit after one rank has failed."""
 
 _signals: list[int] = []
-"""Received signals that were not passed on yet."""
+"""Signals that were received but not yet passed on to the ranks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,13 +124,13 @@ class _Rank:
     about: ActorCall
     news: ActorCall | None = None
     code: int | None = None
-    """Its exit code; negative if a signal ended it."""
+    """Exit code of the rank, which is negative if a signal ended the process."""
     death: str = ""
-    """How it was killed."""
+    """Description of how the process was killed."""
 
 
 def drive() -> None:
-    """Run the order in the first argument (see `launch`), and end this process with the run's exit code."""
+    """Run the order in the first command-line argument (see `launch`), and exit with the exit code of the run."""
     order = json.loads(sys.argv[1])
     session = os.getsid(0)
     end_with_stdin(lambda: end_session(session))
@@ -150,7 +152,7 @@ def drive() -> None:
 
 
 class _Stopped(Exception):
-    """A signal came before the ranks had started."""
+    """A signal was received before the ranks had started."""
 
 
 def _note(number: int, _frame: FrameType | None) -> None:
@@ -212,7 +214,7 @@ def _run(order: dict[str, Any]) -> int:
 
 
 def check_versions(where: list[dict[str, Any]]) -> None:
-    """Raise `ConfigError` if a rank's version of a shared package differs from this machine's."""
+    """Raise ConfigError if the version of a shared package differs between a rank and this machine."""
     here = versions_of(SHARED)
     for rank, each in enumerate(where):
         for package, found in each["versions"].items():
@@ -223,7 +225,7 @@ def check_versions(where: list[dict[str, Any]]) -> None:
 
 
 def follow(ranks: list[_Rank]) -> int:
-    """Print the output of the ranks until all have ended; return the exit code of the rank that failed first."""
+    """Print the output of the ranks until all ranks have exited, and return the exit code of the rank that failed first."""
     for rank in ranks:
         rank.news = rank.host.call("news")
     failed: _Rank | None = None
@@ -273,13 +275,13 @@ TRAIN = (
     "import sys; sys.path[:] = {path!r}; from kapelle.runtime.process_tree import end_with_stdin; end_with_stdin(); "
     "from kapelle.cli import main; raise SystemExit(main())"
 )
-"""Code of a rank's process."""
+"""Python code that the process of a rank runs."""
 PATIENCE = 0.3
-"""Seconds after which `news` returns, even without news."""
+"""Maximum time in seconds after which `news` returns, even if there is no output."""
 
 
 class RankHost:
-    """Starts the process of a rank, passes signals on to it, and returns its output and exit code."""
+    """The actor that starts the process of a rank, passes signals on to it, and returns its output and exit code."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -287,7 +289,7 @@ class RankHost:
         self._readers: list[threading.Thread] = []
 
     def about(self) -> str:
-        """Return its host, a free port and its versions as JSON."""
+        """Return the host name, a free port and package versions of this machine as JSON."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
@@ -296,7 +298,7 @@ class RankHost:
     def start(
         self, words: Sequence[str], environ: Mapping[str, str], folder: str, path: Sequence[str]
     ) -> None:
-        """Start `kapelle` with these arguments, in a folder, and with additional import path entries."""
+        """Start `kapelle` with these arguments, working folder and additional import path entries."""
         known = [*sys.path, *(entry for entry in path if entry not in sys.path)]
         given = {**os.environ, **environ}
         self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -319,7 +321,7 @@ class RankHost:
                 self._printed.put((name, data))
 
     def news(self) -> tuple[list[tuple[str, bytes]], int | None]:
-        """Return the output since the last call, and the exit code once there is no more output."""
+        """Return the output since the last call, and the exit code if all output was returned."""
         assert self.process is not None
         found: list[tuple[str, bytes]] = []
         with suppress(queue.Empty):

@@ -1,4 +1,4 @@
-"""The placement of a run's actors: the driver computes it, and each rank reads its own part."""
+"""Compute the placement of a run's actors. The driver computes the placement, and each rank reads its own part."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ if TYPE_CHECKING:
     from kapelle.setup.preparation import PreparedRun
 
 VARIABLE = "KAPELLE_RAY"
-"""Environment variable of a rank that Ray has placed."""
+"""Name of the environment variable that contains the placement of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlace:
-    """The place of one rollout worker."""
+    """The bundles of resources for one rollout worker and its helpers."""
 
     bundle: int | None
-    """None for a worker that joins when the cluster has room."""
+    """Index of the bundle, or None for a worker that joins when the cluster has free resources."""
     worlds: tuple[int | None, ...] = ()
-    """Bundles of its environment workers; None if they start when the cluster has room."""
+    """Indices of the bundles of the worker's environment workers, or None for those that start when the cluster has free resources."""
     samplers: tuple[tuple[str, int], ...] = ()
-    """The name of each pool (`ray.pools`), and the bundle of its sampling worker."""
+    """Pairs of the name of a pool (`ray.pools`) and the index of the bundle of its sampling worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundles:
-    """The bundles of resources on which one rank may start actors, by number."""
+    """The indices of the bundles of resources on which one rank may start actors."""
 
     rollout: tuple[RolloutPlace, ...] = ()
     """Bundles of the rank's rollout workers."""
     worlds: tuple[int | None, ...] = ()
     """Bundles of the environment workers of a rank without rollout workers."""
     scoring: tuple[int, ...] = ()
-    """Bundles of the rank's scoring workers, which are assigned to the ranks in turn."""
+    """Bundles of the rank's scoring workers. Scoring workers are assigned to the ranks in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayPlacement:
-    """Where one rank may start actors."""
+    """The bundles on which one rank may start actors, and how the rank connects to the cluster."""
 
     address: str
     namespace: str
     group: str
-    """Name of the placement group."""
+    """Name of the placement group of the run."""
     bundles: Bundles
 
     def variable(self) -> dict[str, str]:
-        """Return the placement as an environment variable."""
+        """Return the placement as an environment variable for the process of the rank."""
         return {VARIABLE: _FORM.dump_json(self).decode()}
 
 
@@ -64,12 +64,12 @@ _FORM = TypeAdapter(RayPlacement)
 
 
 def placement_here(environ: Mapping[str, str] = os.environ) -> RayPlacement | None:
-    """Return where this rank may start actors; None if Ray has not placed this process."""
+    """Return the placement of this rank from its environment variable, or None if Ray has not placed this process."""
     return _FORM.validate_json(environ[VARIABLE]) if VARIABLE in environ else None
 
 
 def check_workers(config: RunConfig, ranks: int) -> None:
-    """Raise ConfigError for settings that do not fit `ranks` ranks and their rollout workers."""
+    """Raise ConfigError if the settings are not possible with this number of ranks and rollout workers."""
     workers, least = config.ray.rollout_workers, config.ray.least_rollout_workers
     partial = config.training.partial_rollouts
     if least is not None and least > workers:
@@ -98,7 +98,7 @@ def check_workers(config: RunConfig, ranks: int) -> None:
 
 
 def check_pools(stages: Sequence[PreparedRun]) -> None:
-    """Raise ConfigError for scoring workers that would have nothing to score."""
+    """Raise ConfigError if there are scoring workers but no model that only scores."""
     workers = stages[0].config.ray.scoring_workers
     if workers and not any(split_scored(stage.team)[1].bases for stage in stages):
         raise ConfigError(
@@ -108,10 +108,10 @@ def check_pools(stages: Sequence[PreparedRun]) -> None:
 
 
 def lay_out(config: RayConfig, ranks: int, worlds: int) -> tuple[list[Resources], list[Bundles]]:
-    """Return the resources of each bundle, and the bundles of each rank; rank k itself uses bundle k.
+    """Return the resources of each bundle, and the bundles of each rank. Rank k itself uses bundle k.
 
-    `worlds` is the number of environment workers of each process that rolls out. Rollout workers and scoring workers are assigned to the
-    ranks in turn. Rollout workers beyond `least_rollout_workers` have no bundle.
+    The argument `worlds` is the number of environment workers of each process that rolls out episodes. Rollout workers and scoring
+    workers are assigned to the ranks in turn. Rollout workers beyond the first `least_rollout_workers` have no bundle.
     """
     least = config.rollout_workers if config.least_rollout_workers is None else config.least_rollout_workers
     resources = [config.trainer] * ranks

@@ -1,7 +1,7 @@
-"""Rollout workers on a cluster: actors that roll out whole groups of episodes for a rank of the trainer.
+"""Manage rollout workers on a cluster, which are actors that roll out whole groups of episodes for a rank of the trainer.
 
-Groups are assigned to the workers in turn. A group depends only on its task, its seed and the weights. So if a worker dies, a new
-one gets the current weights and repeats the same groups, with the same result.
+Groups are assigned to the workers in turn. The result of a group depends only on its task, its seed and the weights. If a worker
+dies, a new worker receives the current weights and repeats the same groups with the same result.
 """
 
 from __future__ import annotations
@@ -66,22 +66,22 @@ NAME = "A rollout worker"
 
 @dataclass(slots=True, eq=False)
 class _RayWorker:
-    """A rollout worker: its place, the actor that runs there, and the actor's current weights."""
+    """A rollout worker, with its index, the actor that runs it, and the versions of the weights that the actor has."""
 
     place: RolloutPlace
     started: StartedWorker | None = None
     not_before: float = 0.0
-    """Earliest time at which it may be started again."""
+    """Earliest time at which the worker may be started again."""
     has: dict[str, int] = field(default_factory=dict)
-    """Policy → number of the weights that were sent to it."""
+    """Mapping from each policy to the number of the weights that were last sent to the worker."""
 
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """The groups of one worker in a step."""
+    """The groups that one worker rolls out in a step."""
 
     place: int
-    """Place of the worker that rolls them out, if it has joined."""
+    """Index of the worker that rolls out the groups, if this worker has joined."""
     request: Mapping[str, Any]
     worker: _RayWorker | None = None
     started: StartedWorker | None = None
@@ -98,10 +98,11 @@ def players_on(
     ranks: Ranks,
     closing: ExitStack,
 ) -> tuple[RayWorkers | None, Hold, RayScorers | None, Mapping[str, str]]:
-    """Return the workers of the rank that Ray has placed here; `closing` ends them.
+    """Start the workers of this rank on the bundles that Ray has reserved, and return them.
 
-    These are its rollout workers, or None; the holder of the rank's environment processes; its scoring workers, or None;
-    and `hashes`, extended by those of the bases that only scoring workers hold. See `RayWorkers` for the other arguments.
+    The result consists of the rollout workers or None, the holder of the rank's environment processes, the scoring workers or None,
+    and the hashes of all base models. The hashes of base models that only scoring workers hold are added to `hashes`. The exit stack
+    `closing` ends the workers. The other arguments are described in `RayWorkers`.
     """
     placed = placement_here()
     assert placed is not None, "Ray has placed this rank"
@@ -144,24 +145,25 @@ class RayWorkers(CollectsGroups):
         models: Mapping[str, LanguageModel],
         engine: TrainEngine,
     ) -> None:
-        """Start the workers, which then load their models.
+        """Start the workers. After the start, the workers load their models.
 
-        `team` has the paths of the bases, and `hashes` the hashes of their weights; `engine` holds all policies.
+        The argument `team` contains the paths of the base models, `hashes` contains the hashes of their weights, and `engine` holds
+        all policies.
         """
         self._config, self._team, self._hashes, self._models = config, team, dict(hashes), models
         self._start_settings = {**start_settings(config, team.bases), "group": placed.group}
         self._connection = connection
         self._weights: dict[str, tuple[int, object]] = {}
-        """Policy → the number of its stored weights, from 1, and the weights."""
+        """Mapping from each policy to its latest stored weights and their number, starting from 1."""
         self._waiting = Waiting("rollout worker", "ray.rollout", config.ray.timeout)
         self._under_way: list[_Share] = []
-        """Shares that have been requested but not yet collected."""
+        """Shares of groups that were requested but not yet collected."""
         self._partial_steps = 0
-        """Steps with partial rollouts so far."""
+        """Number of steps with partial rollouts so far."""
         self._players: StoreMeeting | None = None
-        """Where the workers of all ranks agree on the end of a step."""
+        """The meeting in which the workers of all ranks agree on the end of a step."""
         self._store: Any = None
-        """The store for it, if there is only one rank."""
+        """The store that the meeting uses, if there is only one rank."""
         for name, policy in team.policies.items():
             if moves(policy):
                 self.load(name, engine.weights(name), 0)
@@ -179,13 +181,13 @@ class RayWorkers(CollectsGroups):
         return self._models[self._team.policies[policy].base].renderer
 
     async def generate(self, request: Request) -> Completion:
-        """Raise EngineError: workers roll out whole groups."""
+        """Raise EngineError, because the workers only roll out whole groups."""
         raise EngineError(
             f"Rollout workers sample whole groups, but '{request.agent}' needs a single completion. Set `ray.rollout_workers: 0`."
         )
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Store new weights of a policy; each worker gets them with its next request."""
+        """Store new weights of a policy. Each worker receives them with its next request."""
         tensors: Any = weights
         number = self._weights[policy][0] + 1 if policy in self._weights else 1
         stored = self._connection.store(packed({"policy": policy, "version": version}, tensors))
@@ -193,16 +195,16 @@ class RayWorkers(CollectsGroups):
 
     @property
     def weights(self) -> Mapping[str, Mapping[str, Any]]:
-        """See `CollectsGroups`: a copy from the cluster's store."""
+        """See `CollectsGroups`. The result is a copy from the cluster's object store."""
         return {
             name: unpacked(self._connection.fetch(stored))[1] for name, (_, stored) in self._weights.items()
         }
 
     def release_caches(self) -> None:
-        """Do nothing: workers release their caches after every request."""
+        """Do nothing, because workers release their caches after every request."""
 
     def close(self) -> None:
-        """End the workers."""
+        """End all workers."""
         for worker in self._workers:
             if worker.started is not None:
                 worker.started.actor.end()
@@ -213,7 +215,8 @@ class RayWorkers(CollectsGroups):
     ) -> Callable[[], list[Group]]:
         """Request the rollout of groups, and return a function that waits for them; see `rollout.episodes.CollectsGroups`.
 
-        That function raises the error of a worker, StopRequested, or EngineError if workers die repeatedly.
+        The returned function raises the error of a worker, StopRequested if a stop was requested, or EngineError if workers die
+        repeatedly.
         """
         sampling = setup.sampling
         sets = self._config.evaluation.sets
@@ -242,7 +245,10 @@ class RayWorkers(CollectsGroups):
     def request_partial(
         self, setup: RolloutSetup, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
     ) -> Callable[[], Mapping[int, PartialGroup]]:
-        """Request that unfinished groups continue; see `CollectsGroups`. The workers of all ranks agree when the step ends."""
+        """Request the continuation of unfinished groups; see `CollectsGroups`.
+
+        The workers of all ranks agree on the end of the step.
+        """
         # Workers were assigned to the ranks in turn: these are the places of this rank's workers among all workers.
         count = self._config.ray.rollout_workers
         places = [meeting.rank + k * meeting.size for k, _ in enumerate(self._workers)]
@@ -279,9 +285,9 @@ class RayWorkers(CollectsGroups):
         return wait
 
     def _request(self, setup: RolloutSetup, shares: Sequence[_Share]) -> Callable[[], list[list[bytes]]]:
-        """Send the requests, and return a function that waits for the rows of each share.
+        """Send the requests, and return a function that waits for the results of each share.
 
-        The global generators are set to the states with which the worker of the first share ends.
+        The returned function sets the global random generators to the final states of the worker that processed the first share.
         """
         self._under_way += shares
         self._send(shares)
@@ -306,7 +312,7 @@ class RayWorkers(CollectsGroups):
         return wait
 
     def abandon(self) -> None:
-        """End the workers that are still working on a request."""
+        """End the workers that are still processing a request."""
         for share in self._under_way:
             worker = share.worker
             if share.answer is None and worker is not None and worker.started is not None:
@@ -315,7 +321,7 @@ class RayWorkers(CollectsGroups):
         self._under_way = []
 
     def _send(self, shares: Sequence[_Share]) -> None:
-        """Send the requests that no living worker has."""
+        """Send the requests that no running worker has received."""
         for share in shares:
             if share.call is not None or share.answer is not None:
                 continue
@@ -328,9 +334,10 @@ class RayWorkers(CollectsGroups):
             worker.has |= {name: number for name, (number, _) in new.items()}
 
     def _worker_for(self, place: int) -> _RayWorker:
-        """Return the worker of a place, or another one if that worker has not joined yet.
+        """Return the worker with this index, or another worker if this worker has not joined yet.
 
-        Shares do not depend on the number of workers, so batches and the last bits of log-probs stay the same.
+        The shares do not depend on the number of workers that have joined, so batches and even the last bits of log-probs stay the
+        same.
         """
         for worker in self._workers:
             if worker.started is None and time.monotonic() >= worker.not_before:
@@ -342,7 +349,7 @@ class RayWorkers(CollectsGroups):
         return own if own in there else there[place % len(there)]
 
     def _joined(self, worker: _RayWorker) -> bool:
-        """Return whether a worker that may join at any time has joined and loaded its models."""
+        """Return whether a worker that may join at any time has joined the run and loaded its models."""
         started = worker.started
         if started is not None and started.beginning is not None and started.has_begun:
             try:
@@ -367,14 +374,14 @@ class RayWorkers(CollectsGroups):
         )
 
     def _check_bases(self, started: StartedWorker) -> None:
-        """Raise ConfigError if a worker has read other models than the trainer."""
+        """Raise ConfigError if a worker has loaded different models than the trainer."""
         if started.beginning is not None:
             found = json.loads(read_answer(started.beginning, NAME))["hashes"]
             check_hashes("rollout worker", "the trainer", self._hashes, found, self._team.bases)
             started.beginning = started.up = None
 
     def _gather(self, shares: Sequence[_Share]) -> None:
-        """Wait until every share has its answer; resend the request of a dead worker."""
+        """Wait until every share has a result. If a worker dies, its request is sent again."""
         while waiting := [share for share in shares if share.answer is None]:
             self._send(waiting)
             calls = [share.call for share in waiting if share.call is not None]
@@ -417,17 +424,17 @@ class RayWorkers(CollectsGroups):
 
 
 class RayPlayer:
-    """The actor of a rollout worker: a team that rolls out episodes."""
+    """The actor of a rollout worker, which contains a team and rolls out episodes."""
 
     def __init__(self) -> None:
         self._team: TeamReplica | None = None
         self._meeting: Meeting | None = None
 
     def here(self) -> None:
-        """Do nothing; an answer shows that the actor runs."""
+        """Do nothing. If the call returns, the actor is running."""
 
     def begin(self, start_with: bytes) -> bytes:
-        """Build the team from `start_settings` in JSON, and return the hashes of its bases."""
+        """Build the team from `start_settings` in JSON, and return the hashes of its base models."""
         settings = json.loads(start_with)
         settle_in(self, settings)
         return answer_or_error(self._begin, settings)
@@ -449,7 +456,10 @@ class RayPlayer:
         return json.dumps({"hashes": self._team.hashes}).encode()
 
     def play(self, request: bytes, *weights: bytes) -> bytes:
-        """Load new weights and roll out groups; return the generators' states after that, and the groups as JSON lines."""
+        """Load new weights and roll out groups.
+
+        The result contains the states of the random generators afterwards, and the groups as JSON lines.
+        """
         return answer_or_error(self._play, request, weights)
 
     def _play(self, request: bytes, weights: Sequence[bytes]) -> bytes:
@@ -465,7 +475,7 @@ class RayPlayer:
         return drawn + b"\n" + groups_text
 
     def _continue(self, team: TeamReplica, wanted: Mapping[str, Any]) -> bytes:
-        """Continue groups until enough groups of all workers are finished; return them as JSON lines."""
+        """Continue groups until enough groups of all workers are finished, and return the groups as JSON lines."""
         if self._meeting is None:
             self._meeting = Meeting() if wanted["meeting"] is None else meeting_from(wanted["meeting"])
         meeting = self._meeting
@@ -480,7 +490,7 @@ class RayPlayer:
         return dump_partial(collected).encode()
 
     def _play_whole(self, team: TeamReplica, wanted: Mapping[str, Any]) -> bytes:
-        """Roll out all episodes of groups and return them as JSON lines."""
+        """Roll out all episodes of groups, and return the groups as JSON lines."""
         sampling, setup = wanted["sampling"], replace(team.setup, timeline=Timeline())
         if wanted["set"] is not None:  # environment workers hold only the run's environment
             setup = replace(setup, environment=team.config.evaluation.sets[wanted["set"]], workers=None)

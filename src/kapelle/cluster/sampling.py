@@ -1,8 +1,8 @@
-"""Sampling workers on a cluster: actors that hold the models of some agents (`ray.pools`) and sample for rollout workers.
+"""Manage sampling workers on a cluster, which are actors that hold the models of some agents (`ray.pools`) and sample for rollout workers.
 
-With them, the models of one team can be on different machines. A rollout worker waits until none of its episodes can continue without
-an answer, and then sends one batch of requests to each pool. So batches depend only on the episodes, never on timing. Between two
-batches a sampling worker keeps only its weights.
+With sampling workers, the models of one team can be on different machines. A rollout worker waits until none of its episodes can
+continue without a completion, and then sends one batch of requests to each pool. Batches therefore depend only on the episodes and
+not on timing. Between two batches, a sampling worker keeps no data except its weights.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 NAME = "A sampling worker"
 AGAIN = 0.2
-"""Seconds until a dead worker is restarted, so that Ray can release its name."""
+"""Time in seconds until a dead worker is restarted, so that Ray can release its name."""
 PATIENCE = 60.0
-"""Default of `engine.patience`, for engines without this setting: seconds to wait for busy environments."""
+"""Time in seconds to wait for busy environments. This is the default of `engine.patience`, for engines without this setting."""
 
 
 @dataclass(slots=True, eq=False)
 class _Pool:
-    """A pool, and its worker that samples for this process."""
+    """A pool of models, and its worker that samples for this process."""
 
     name: str
     bundle: int
@@ -58,12 +58,12 @@ class _Pool:
     waiting: Waiting
     actor: Actor | None = None
     beginning: ActorCall | None = None
-    """Call that loads its models; None once their hashes have been compared."""
+    """The call that loads the models of the worker, or None after the hashes of the models were compared."""
 
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """A batch of requests to a pool."""
+    """A batch of requests that is sent to one pool."""
 
     pool: _Pool
     places: list[int]
@@ -75,7 +75,10 @@ class _Batch:
 def sampled_by_pools(
     connection: ActorConnection, settings: Mapping[str, Any], config: RunConfig, team: Team
 ) -> tuple[PooledEngine, dict[str, str]]:
-    """Return the engine of all policies in pools, and the hashes of their bases; `settings` are those of the rollout worker."""
+    """Return the engine of all policies in pools, and the hashes of their base models.
+
+    The argument `settings` contains the settings of the rollout worker.
+    """
     engine = PooledEngine(connection, settings, config, team)
     return engine, engine.begin()
 
@@ -86,7 +89,10 @@ class PooledEngine(RolloutEngine):
     def __init__(
         self, connection: ActorConnection, settings: Mapping[str, Any], config: RunConfig, team: Team
     ) -> None:
-        """Use one worker of each pool, on the bundle given in `settings`; start it unless another process has."""
+        """Use one worker of each pool, on the bundle given in `settings`.
+
+        The worker is started unless another process has already started it.
+        """
         self._connection, self._settings, self._config, self._team = connection, settings, config, team
         policies = pools_of(config, team)
         self._pools = []
@@ -98,18 +104,18 @@ class PooledEngine(RolloutEngine):
         self._renderers: dict[str, Renderer] = {}
         self._hashes: dict[str, str] = {}
         self._weights: dict[str, tuple[str, bytes]] = {}
-        """Policy → hash and bytes of its newest weights."""
+        """Mapping from each policy to the hash and the bytes of its latest weights."""
         self._queue = RequestQueue[None]()
         self._pump: asyncio.Task[None] | None = None
         self._patience = float(config.engine.model_dump().get("patience", PATIENCE))
 
     @property
     def policies(self) -> Sequence[str]:
-        """Names of the policies that pools hold."""
+        """Names of the policies in pools."""
         return tuple(self._pool_of)
 
     def begin(self) -> dict[str, str]:
-        """Wait until every pool's worker has loaded its models; return the hashes of their weights by base name."""
+        """Wait until the worker of every pool has loaded its models, and return the hashes of their weights by base model name."""
         for pool in self._pools:
             self._start(pool)
         self._gather([_Batch(pool, [], _dumped([], {})) for pool in self._pools])
@@ -132,13 +138,13 @@ class PooledEngine(RolloutEngine):
         return await self._queue.answer_to(request)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """See `RolloutEngine`; the worker gets the weights with the next requests, if it does not have them yet."""
+        """See `RolloutEngine`. If the worker does not have these weights, it receives them with the next requests."""
         tensors: Any = weights
         data = packed({"policy": policy, "version": version}, tensors)
         self._weights[policy] = hashlib.blake2b(data, digest_size=16).hexdigest(), data
 
     async def _drain(self, here: BatchBarrier) -> None:
-        """Answer requests until none is left."""
+        """Answer requests until no request is left."""
         queue = self._queue
         while queue.arrived or queue.waiting:
             try:
@@ -157,7 +163,7 @@ class PooledEngine(RolloutEngine):
             queue.waiting = []
 
     def _sample(self, requests: Sequence[Request]) -> list[Completion]:
-        """Return the answers to requests; all pools sample at the same time."""
+        """Return the completions of requests. All pools sample at the same time."""
         batches = []
         for pool in self._pools:
             places = [k for k, request in enumerate(requests) if self._pool_of[request.policy] is pool]
@@ -171,7 +177,7 @@ class PooledEngine(RolloutEngine):
         return [found[k] for k in range(len(requests))]
 
     def _gather(self, batches: Sequence[_Batch]) -> None:
-        """Send batches and wait for all answers; if a worker dies, start a new one and resend its batch."""
+        """Send batches and wait for all results. If a worker dies, a new worker is started and the batch is sent again."""
         for batch in batches:
             assert batch.pool.actor is not None, "it was started"
             batch.call = batch.pool.actor.call("sample", batch.requests)
@@ -201,7 +207,7 @@ class PooledEngine(RolloutEngine):
                     break
 
     def _start(self, pool: _Pool) -> None:
-        """Start the pool's worker, or use the one that is already running, and let it load its models."""
+        """Start the worker of a pool, or use the worker that is already running, and let it load its models."""
         name = f"{self._settings['group']}-{pool.name}-{pool.bundle}"
         resources = self._config.ray.pools[pool.name].takes
         pool.actor = self._connection.actor(RaySampler, pool.bundle, resources, name=name)
@@ -213,9 +219,9 @@ class PooledEngine(RolloutEngine):
 
 
 def _dumped(requests: Sequence[Request], weights: Mapping[str, str]) -> bytes:
-    """Return requests as JSON, with the hash of the weights of each policy that must answer them.
+    """Return requests as JSON, with the hash of the weights of each policy that must sample their completions.
 
-    Of the messages, only the images are sent, each once, because workers read tokens.
+    Workers read tokens and not messages. Only the images of messages are sent, and each image only once.
     """
     images: dict[str, Image] = {}
     rows = []
@@ -256,17 +262,17 @@ def _requests(sent: Mapping[str, Any]) -> list[Request]:
 
 
 def image_rows(images: Mapping[str, Image]) -> dict[str, list[str]]:
-    """Return images by their hash as JSON; `images_from` reads it."""
+    """Return images as a JSON object with their hashes as keys, which `images_from` reads."""
     return {name: [image.media, b64(image.data)] for name, image in images.items()}
 
 
 def images_from(rows: Mapping[str, Sequence[str]]) -> dict[str, Image]:
-    """Return the images of `image_rows`."""
+    """Return the images from a JSON object that `image_rows` returned."""
     return {name: Image(name, media, base64.b64decode(data)) for name, (media, data) in rows.items()}
 
 
 def beside_row(routing: Routing | None, constraint: Constraint | None) -> dict[str, Any]:
-    """Return the routing and the constraint of a completion as JSON; `beside_from` reads it."""
+    """Return the routing and the constraint of a completion as a JSON object, which `beside_from` reads."""
     return {
         "routing": None if routing is None else [routing.layers, routing.chosen, b64(routing.data)],
         "constraint": None if constraint is None else asdict(constraint),
@@ -274,7 +280,7 @@ def beside_row(routing: Routing | None, constraint: Constraint | None) -> dict[s
 
 
 def beside_from(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `routing` and `constraint` from `beside_row` as keyword arguments."""
+    """Return the arguments `routing` and `constraint` from a JSON object that `beside_row` returned."""
     routing, constraint = row["routing"], row["constraint"]
     return {
         "routing": None if routing is None else Routing(routing[0], routing[1], base64.b64decode(routing[2])),
@@ -283,7 +289,7 @@ def beside_from(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _FIELDS = ("ids", "logprobs", "finish_reason", "text", "version", "weights_hash")
-"""Fields of a completion with a JSON form."""
+"""Fields of a completion that can be converted to JSON."""
 
 
 def _row(answer: Completion) -> dict[str, Any]:
@@ -301,16 +307,16 @@ def _completion(row: Mapping[str, Any]) -> Completion:
 
 
 class RaySampler:
-    """The actor of a sampling worker: the models of one pool."""
+    """The actor of a sampling worker, which holds the models of one pool."""
 
     def __init__(self) -> None:
         self._engine: RolloutEngine | None = None
         self._hashes: dict[str, str] = {}
         self._has: dict[str, str] = {}
-        """Policy → hash of the weights that were sent to it."""
+        """Mapping from each policy to the hash of the weights that were last sent to the actor."""
 
     def begin(self, start_with: bytes) -> bytes:
-        """Load the pool's models from `start_settings` in JSON, and return the hashes of its bases."""
+        """Load the models of the pool with `start_settings` in JSON, and return the hashes of its base models."""
 
         def work() -> bytes:
             if self._engine is None:
@@ -336,7 +342,10 @@ class RaySampler:
         self._engine = cast("EngineSettings", config.engine).build(models, policies)
 
     def sample(self, requests: bytes, *weights: bytes) -> bytes:
-        """Load weights and return the answers to requests as JSON, or the policies with missing weights."""
+        """Load weights, and return the completions of requests as JSON.
+
+        If the weights of policies are missing, return the names of these policies instead.
+        """
         return answer_or_error(lambda: json.dumps(self._sample(json.loads(requests), weights)).encode())
 
     def _sample(self, sent: Mapping[str, Any], weights: Sequence[bytes]) -> dict[str, Any]:
@@ -360,7 +369,7 @@ class RaySampler:
 
 
 def settled_config(actor: object, settings: Mapping[str, Any]) -> RunConfig:
-    """Prepare the process of an actor that holds models (see `settle_in`), and return the settings of the run."""
+    """Prepare the process of an actor that holds models (see `settle_in`), and return the configuration of the run."""
     import torch
 
     from kapelle.runtime.randomness import keep_imports_from_drawing

@@ -1,8 +1,8 @@
-"""Scoring workers on a cluster: actors that hold the models used only for scoring, and score the turns of a step for all ranks.
+"""Manage scoring workers on a cluster, which are actors that hold models used only for scoring, and score the turns of a step.
 
-Models that only score neither act nor learn: verifiers, teachers, embedding models (`team.split_scored`). A worker builds a train
-engine of the recipe's kind with these models alone. Samples are assigned to workers as to ranks. So if there are as many
-workers as ranks, the results are bitwise identical to those without workers.
+Models that are used only for scoring neither act nor learn, such as verifiers, teachers and embedding models (`team.split_scored`). A
+worker builds a train engine of the type in the recipe with only these models. Samples are assigned to workers in the same way as to
+ranks. If the number of workers equals the number of ranks, the results are bitwise identical to the results without workers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NAME = "A scoring worker"
 
 
 class RayScorers(Learners):
-    """The learners of a rank: scoring workers for models that only score, the rank's own engine for all others."""
+    """The learners of a rank. Scoring workers hold the models that only score, and the rank's own engine holds all other models."""
 
     def __init__(
         self,
@@ -53,10 +53,11 @@ class RayScorers(Learners):
         engine: TrainEngine,
         ranks: Ranks,
     ) -> None:
-        """Start the workers of this rank, one on each bundle; they then load their models.
+        """Start the workers of this rank, one on each bundle. After the start, the workers load their models.
 
-        `prepared` has the paths of the bases; `models` are the models that the rank holds, by base name. Raises ConfigError for a
-        model that exists only in the memory of this process. A rank without workers needs no `connection`.
+        The argument `prepared` contains the paths of the base models, and `models` contains the models that the rank holds, by base
+        model name. Raises ConfigError if a model exists only in the memory of this process. A rank without workers needs no
+        `connection`.
         """
         config, (_, scored) = prepared.config, split_scored(prepared.team)
         in_memory = [path for path in scored.bases.values() if path in prepared.given]
@@ -79,9 +80,10 @@ class RayScorers(Learners):
         self._workers = {k: self._start(each) for k, each in self._bundles.items()}
 
     def hashes(self, known: Mapping[str, str]) -> dict[str, str]:
-        """Wait until all workers have loaded their models; return the hashes of all bases' weights, by base name.
+        """Wait until all workers have loaded their models, and return the hashes of the weights of all base models by name.
 
-        `known` contains the hashes of the bases that this rank has read. Raises ConfigError if two processes have read different weights.
+        The argument `known` contains the hashes of the base models that this rank has loaded. Raises ConfigError if two processes
+        have loaded different weights.
         """
         self._hashes = {base: found for base, found in known.items() if base in self._bases}
 
@@ -109,11 +111,11 @@ class RayScorers(Learners):
         return self._readers[base]
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """See `Learners`; all ranks must call it together."""
+        """See `Learners`. All ranks must call this method together."""
         return self._split("score", samples, self._engine.score)
 
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """See `Learners`; all ranks must call it together."""
+        """See `Learners`. All ranks must call this method together."""
         return self._split("embed", samples, self._engine.embed)
 
     def exchange(self, one: str, other: str) -> None:
@@ -125,14 +127,14 @@ class RayScorers(Learners):
         self._engine.refresh_references()
 
     def close(self) -> None:
-        """End the workers."""
+        """End all workers."""
         for worker in self._workers.values():
             worker.actor.end()
 
     def _split(
         self, method: str, samples: Sequence[Sample], here: Callable[[Sequence[Sample]], list[Tensor]]
     ) -> list[Tensor]:
-        """Send the samples of models that only score to the workers, and give the others to the engine."""
+        """Send samples of models that only score to the workers, and pass all other samples to the engine."""
         apart = [k for k, sample in enumerate(samples) if sample.learner in self._base_of]
         own = [k for k, sample in enumerate(samples) if sample.learner not in self._base_of]
         found: dict[int, Tensor] = {}
@@ -163,7 +165,10 @@ class RayScorers(Learners):
         return [found[str(k)] for k in range(len(samples))]
 
     def _answers(self, method: str, requests: Mapping[int, bytes]) -> dict[int, dict[str, Tensor]]:
-        """Send a request to each worker, by number, and wait for the answers; replace a worker that dies."""
+        """Send a request to each worker, keyed by its index, and wait for the results.
+
+        If a worker dies, a new worker is started.
+        """
         found: dict[int, dict[str, Tensor]] = {}
         calls = {k: self._workers[k].actor.call(method, request) for k, request in requests.items()}
         while calls:
@@ -195,7 +200,7 @@ class RayScorers(Learners):
 
 
 def dump_samples(samples: Sequence[Sample]) -> bytes:
-    """Return as bytes the fields of samples on which their scores depend; `load_samples` reads them."""
+    """Return the fields of samples on which their scores depend, as bytes that `load_samples` can read."""
     images = {image.hash: image for sample in samples for image in sample.images}
     rows = [
         {
@@ -217,7 +222,7 @@ def dump_samples(samples: Sequence[Sample]) -> bytes:
 
 
 def load_samples(data: bytes) -> list[Sample]:
-    """Return the samples of `dump_samples`, without their columns."""
+    """Return the samples from bytes that `dump_samples` returned, without the columns of the samples."""
     plain, tensors = unpacked(data)
     numbers, samples, place = tensors["numbers"].tolist(), [], 0
     images = images_from(plain["images"])
@@ -244,16 +249,16 @@ def load_samples(data: bytes) -> list[Sample]:
 
 
 class RayScorer:
-    """The actor of a scoring worker: the models that only score."""
+    """The actor of a scoring worker, which holds the models that only score."""
 
     def __init__(self) -> None:
         self._engine: TrainEngine | None = None
 
     def here(self) -> None:
-        """Do nothing; an answer shows that the actor runs."""
+        """Do nothing. If the call returns, the actor is running."""
 
     def begin(self, start_with: bytes) -> bytes:
-        """Load the models from `start_settings` in JSON, and return the hashes of their bases."""
+        """Load the models with `start_settings` in JSON, and return the hashes of the base models."""
         return answer_or_error(lambda: packed(self._begin(json.loads(start_with)), {}))
 
     def _begin(self, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -284,11 +289,14 @@ class RayScorer:
         return hashes
 
     def score(self, samples: bytes) -> bytes:
-        """Return the result of `TrainEngine.score` as bytes: sample number → tensor. Empty input means no samples."""
+        """Return the result of `TrainEngine.score` as bytes: a mapping from the index of each sample to a tensor.
+
+        Empty input means that there are no samples.
+        """
         return answer_or_error(self._rows, samples, "score")
 
     def embed(self, samples: bytes) -> bytes:
-        """Return the result of `TrainEngine.embed` as bytes: sample number → tensor."""
+        """Return the result of `TrainEngine.embed` as bytes: a mapping from the index of each sample to a tensor."""
         return answer_or_error(self._rows, samples, "embed")
 
     def _rows(self, samples: bytes, method: str) -> bytes:

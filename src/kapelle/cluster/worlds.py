@@ -1,6 +1,6 @@
-"""Environment workers on a cluster: an actor starts the process that holds episode states, and relays its messages.
+"""Manage environment workers on a cluster: an actor starts the process that holds episode states, and relays the messages of this process.
 
-The process and the messages are the same as in `rollout/workers` on one machine.
+The process and its messages are the same as for environment workers on one machine (`rollout/workers`).
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from kapelle.rollout.workers.pool import LOOK, HeldHere, Holder
 from kapelle.settings.schema import Resources
 
 CHUNK = 1 << 20
-"""Maximum bytes that are relayed at once."""
+"""Maximum number of bytes that are relayed in one message."""
 CALLS = 4
-"""Calls that the actor answers at the same time."""
+"""Number of calls that the actor can process concurrently."""
 
 News = tuple[bytes, int, int, str | None]
-"""A process's output, its heartbeats, the session that computes, and how the process ended."""
+"""Output of a process, the number of its heartbeats, the session that is computing, and how the process ended (or None)."""
 
 
 class StateHost:
-    """The actor: holds one process, which ends with it."""
+    """The actor, which holds one process. The process ends together with the actor."""
 
     def __init__(self) -> None:
         self.held: HeldHere | None = None
 
     def begin(self, path: Sequence[str], folder: str) -> None:
-        """Start the process with this import path, and in this folder if the machine has it."""
+        """Start the process with this import path and, if the folder exists on the machine, in this working folder."""
         sys.path += [entry for entry in path if entry not in sys.path]
         with suppress(OSError):
             os.chdir(folder)
         self.held = HeldHere()
 
     def send(self, data: bytes) -> None:
-        """Send bytes to the process; an empty value closes its connection."""
+        """Send bytes to the process. An empty value closes the connection to the process."""
         assert self.held is not None, "a host begins first"
         with suppress(OSError):  # `receive` notices the end of the process
             if data:
@@ -51,7 +51,7 @@ class StateHost:
                 self.held.connection.shutdown(socket.SHUT_RDWR)
 
     def receive(self) -> News:
-        """Return the process's next output, or an empty one after a moment."""
+        """Return the next output of the process, or empty output if there is none after a short wait."""
         held = self.held
         assert held is not None, "a host begins first"
         before = time.monotonic()
@@ -72,7 +72,7 @@ class StateHost:
 
 
 class HeldByActor(Holder):
-    """A process on a machine of the cluster; the actor checks whether it is alive."""
+    """A process on a machine of the cluster. The actor checks whether the process is running."""
 
     where = "an actor's process"
 
@@ -84,7 +84,7 @@ class HeldByActor(Holder):
         folder: str,
         place: int,
     ) -> None:
-        """Start an actor on the bundle of this place, and the process in it."""
+        """Start an actor on the bundle with this index, and start the process in the actor."""
         self.connection, self._theirs = socket.socketpair()
         self._signs = 0, 0
         self._how: str | None = None
@@ -95,7 +95,7 @@ class HeldByActor(Holder):
             threading.Thread(target=work, name="kapelle-world-host", daemon=True).start()
 
     def _send(self) -> None:
-        """Send bytes to the process, in order, until the connection is closed."""
+        """Send bytes to the process in order until the connection is closed."""
         with suppress(ActorLost, EngineError, OSError):
             self._begun.answer()
             data = b"?"
@@ -104,7 +104,7 @@ class HeldByActor(Holder):
                 self._actor.call("send", data).answer()
 
     def _receive(self) -> None:
-        """Receive the process's output until it ends."""
+        """Receive the output of the process until the process ends."""
         try:
             self._begun.answer()
             while self._how is None:

@@ -1,4 +1,4 @@
-"""Comparison of algorithms on one recipe: the same tasks, the same number of episodes, several seeds.
+"""Compares algorithms on one recipe, with the same tasks, the same number of episodes, and several seeds.
 
 <folder>/
   compare.json       budget and results; see `results`
@@ -7,7 +7,7 @@
   grpo/seed-0/       the run directory of one contender and seed
   grpo/seed-1.error.txt     why a run failed
 
-`plot` draws such a figure from any results.
+The function `plot` draws a figure like `figure.pdf` from any results.
 """
 
 from kapelle.comparison.figures import plot

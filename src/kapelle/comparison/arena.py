@@ -1,10 +1,11 @@
-"""`kapelle.arena`: matches between players by name, stored in a folder so that it can be resumed.
+"""Implements `kapelle.arena`: matches between named players, whose results are stored in a folder so that the arena can be resumed.
 
     import kapelle
 
     print(kapelle.arena("runs/mine", "runs/mine@best", "nash", environment="kuhn_poker", games=200))
 
-`comparison.contestants` finds and loads players by name; `evaluation.arena` rolls out the games of a pair and creates the tables.
+The module `comparison.contestants` finds and loads players by name. The module `evaluation.arena` rolls out the games
+of a pair and creates the tables.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from kapelle.setup.problems import choose_tasks
 from kapelle.types import Json, Task
 
 SETTINGS, PAIRS = "settings.json", "pairs"
-"""Names in the folder of an arena: the file with its settings, and the folder with a file for each finished pair."""
+"""The names in the folder of an arena: the file with its settings, and the folder with a file for each finished pair."""
 GAMES = 100
-"""Default number of deals per pair."""
+"""The default number of deals per pair."""
 
 Report = Callable[[str], None]
 
@@ -53,15 +54,16 @@ def arena(
     output: str | Path | None = None,
     report: Report = lambda _: None,
 ) -> Arena:
-    """Roll out `games` deals for every pair of players, each in every assignment of roles, and return the results.
+    """Roll out `games` deals for every pair of players in every assignment of players to roles, and return the results.
 
     A player is a run (`RUN`, `RUN@best`, `RUN@12`), the folder or hub name of a model or PEFT adapter, an
-    OpenAI-compatible server (`http://HOST/v1#MODEL`) or a player of the environment (`nash`, `mcts(simulations=200)`);
-    `NAME=PLAYER` gives it another name. `environment` is the name of an environment, a recipe or an OpenSpiel game; the
-    default is the environment of the first run. `settings` are `environment.key=value` and settings of `team.sampling`,
-    `episode`, `engine` and `model`. All pairs play the same deals. With `output`, results are stored in that folder,
-    and a second call adds only missing pairs. `jobs` pairs run at the same time, each in its own process. Raises the
-    errors of `errors.py`.
+    OpenAI-compatible server (`http://HOST/v1#MODEL`) or a player of the environment (`nash`, `mcts(simulations=200)`).
+    With `NAME=PLAYER`, a player gets another name. The argument `environment` is the name of an environment, a recipe
+    or an OpenSpiel game; the default is the environment of the first run. The argument `settings` may contain
+    `environment.key=value` and settings of `team.sampling`, `episode`, `engine` and `model`. All pairs play the same
+    deals. If `output` is given, the results are stored in that folder, and a second call with the same folder rolls out
+    only missing pairs. At most `jobs` pairs run at the same time, each in its own process. Raises the errors defined in
+    `errors.py`.
     """
     for name, value, least in (("games", games, 1), ("jobs", jobs, 1), ("seed", seed, 0)):
         if type(value) is not int or value < least:
@@ -130,7 +132,10 @@ def arena(
 def _player(
     entries: Entries, tasks: Sequence[Task], seed: int, folder: Path, report: Report, closing: ExitStack
 ) -> Callable[[tuple[str, str]], Encounter]:
-    """Load all players, and return a function that rolls out and stores a pair; `closing` closes the engine and the environments."""
+    """Load all players, and return a function that rolls out and stores a pair.
+
+    The engine and the environments are closed together with `closing`.
+    """
     loaded = load(entries, report)
     closing.callback(loaded.setup.engine.close)
     closing.callback(loaded.setup.close)
@@ -145,7 +150,7 @@ def _player(
 
 
 _loaded: dict[tuple[Any, ...], Callable[[tuple[str, str]], Encounter]] = {}
-"""The function of a worker process that rolls out a pair; it keeps all players in memory."""
+"""The function with which a worker process rolls out a pair; it keeps all players in memory."""
 
 
 def play_pair(
@@ -157,7 +162,7 @@ def play_pair(
     folder: str,
     pair: tuple[str, str],
 ) -> None:
-    """Roll out and store one pair; this is the work of one process."""
+    """Roll out and store one pair of players. This function is executed in a worker process."""
     key = (players, environment, settings, games, seed, folder)
     if key not in _loaded:
         entries = enter(players, environment, settings)
@@ -178,7 +183,7 @@ def _line(meeting: Encounter, done: int, of: int) -> str:
 
 
 def _file(folder: Path, pair: tuple[str, str]) -> Path:
-    """Return the file of a pair; the order of the players does not matter."""
+    """Return the path of the results file of a pair, which does not depend on the order of the players."""
     names = sorted(quote(label, safe="@-_., ()=") for label in pair)
     name = "~".join(names)
     if len(name) > 200:
@@ -187,7 +192,7 @@ def _file(folder: Path, pair: tuple[str, str]) -> Path:
 
 
 def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str, str]) -> None:
-    """Create the folder, or raise ConfigError if it holds another arena or different players with the same names."""
+    """Create the folder. Raises ConfigError if the folder holds another arena or different players with the same names."""
     file = folder / SETTINGS
     kept: dict[str, Any] = {**about, "players": {}}
     if file.is_file():
@@ -229,7 +234,7 @@ def _keep_settings(folder: Path, about: Mapping[str, Json], players: Mapping[str
 
 
 def _digest(tasks: Sequence[Task]) -> str:
-    """Return a digest of the tasks, because a file of questions may change."""
+    """Return a digest of the tasks, which detects that a file of questions has changed."""
     content = json.dumps(
         [[task.id, task.question, task.system, dict(task.data)] for task in tasks], default=str
     )
@@ -237,7 +242,7 @@ def _digest(tasks: Sequence[Task]) -> str:
 
 
 def _differences(key: str, before: Json, now: Json) -> list[str]:
-    """Return each setting that differs, with both values."""
+    """Return a description of each setting that differs, with both values."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         return [
             line
@@ -249,7 +254,7 @@ def _differences(key: str, before: Json, now: Json) -> list[str]:
 
 
 def _read(folder: Path, pair: tuple[str, str], deals: int) -> Encounter:
-    """Return the results of a pair; raises DataError if its file does not hold this number of deals of the pair."""
+    """Return the results of a pair. Raises DataError if the file of the pair does not hold the given number of deals."""
     file = _file(folder, pair)
     try:
         found = Encounter.of(json.loads(file.read_bytes()))
@@ -286,7 +291,7 @@ def _write_results(folder: Path, result: Arena) -> None:
 
 
 def draw(folder: Path, result: Arena) -> Path:
-    """Write `arena.svg`, with ratings, intervals and the payoff matrix, and return its path; raises ConfigError without matplotlib."""
+    """Draw `arena.svg`, with ratings, intervals and the payoff matrix, and return its path. Raises ConfigError without matplotlib."""
     path = folder / "arena.svg"
     count, ranked = len(result.labels), result.ranked
     with figure_file(path, size=(10.5 + 0.3 * count, 2.2 + 0.35 * count)) as figure:

@@ -1,9 +1,9 @@
-"""The contenders of a comparison: the recipe with each algorithm, and the runs of all seeds.
+"""Defines the contenders of a comparison (the recipe with each algorithm) and the runs of all seeds.
 
-Settings that the recipe sets for its own algorithm (and always the group size) apply to every contender that has them,
-because a shared reward or a penalty belongs to the task as well as to the algorithm; for other settings, the
-contender's defaults apply. Only training settings may be set for a single contender: the tasks, steps, sampling and
-model are the same for all contenders.
+Settings that the recipe sets for its own algorithm, and always the group size, apply to every contender that has these
+settings. These settings are shared because a shared reward or a penalty belongs to the task as well as to the
+algorithm. For all other settings, the defaults of the contender apply. Only training settings may be set for a single
+contender. The tasks, steps, sampling and model are the same for all contenders.
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ if TYPE_CHECKING:
     from kapelle.settings.base import Settings
 
 OWN = ("algorithm", "optimizer", "team.sharing", "team.lora", "team.critic_sharing", "team.critic_lora")
-"""Settings that may be set for a single contender."""
+"""The settings that may be set for a single contender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One algorithm with its settings, and its label in tables."""
+    """An algorithm with its settings, and its label in tables."""
 
     label: str
     recipe: Recipe
 
     @property
     def algorithm(self) -> str:
-        """The algorithm's name."""
+        """The name of the contender's algorithm."""
         return self.build().name
 
     def build(self) -> Algorithm:
-        """Return the contender's algorithm object."""
+        """Build the algorithm object of the contender."""
         return build_algorithm(self.recipe.config)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One contender with one seed."""
+    """A run of one contender with one seed."""
 
     label: str
-    """The contender's label in `--algorithms`."""
+    """The label of the contender in `--algorithms`."""
     recipe: Recipe
-    """The contender's recipe with this run's seed."""
+    """The recipe of the contender with the seed of this run."""
     path: Path
-    """The run directory, inside the comparison's folder."""
+    """The run directory inside the folder of the comparison."""
 
     @property
     def seed(self) -> int:
-        """The seed of its recipe."""
+        """The seed of the run."""
         return self.recipe.config.seed
 
     @property
     def steps(self) -> int:
-        """The number of steps; if epochs are set, the number that the run has computed."""
+        """The number of training steps. If epochs are set, the number is the one that the run has computed."""
         return planned_steps(self.path, self.recipe.config)
 
     @property
     def error_file(self) -> Path:
-        """The file with the reason for a failure."""
+        """The file that contains the reason for a failure."""
         return self.path.with_name(f"{self.path.name}.error.txt")
 
     @property
@@ -87,9 +87,10 @@ class Run:
 def read_contenders(
     recipe: Recipe, algorithms: Sequence[str], own: Sequence[tuple[str, Mapping[str, Any]]] = ()
 ) -> tuple[Contender, ...]:
-    """Return the contenders in `algorithms`, each `NAME` or `LABEL=NAME`, and check that each can run.
+    """Return the contenders listed in `algorithms` as `NAME` or `LABEL=NAME`, and check that each contender can run.
 
-    `own` holds (label, nested settings) for single contenders. Raises a ConfigError that names the contender.
+    The argument `own` contains pairs of a label and nested settings for a single contender. Raises ConfigError with a
+    message that names the contender.
     """
     named = [entry.partition("=")[::2] if "=" in entry else (entry, entry) for entry in algorithms]
     labels = [label for label, _ in named]
@@ -126,7 +127,7 @@ def read_contenders(
 
 
 def plan(contenders: Sequence[Contender], seeds: int, folder: Path) -> tuple[Run, ...]:
-    """Return every run of a comparison; the first seed is the recipe's.
+    """Return all runs of a comparison. The first seed is the seed of the recipe.
 
     Raises RunDirectoryError if the folder holds other files, or a run with other settings.
     """
@@ -149,9 +150,9 @@ def plan(contenders: Sequence[Contender], seeds: int, folder: Path) -> tuple[Run
 
 
 def read_own(words: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Return settings for single contenders: `LABEL:key.path=value`, or a YAML file of `LABEL: {section: …}`.
+    """Return the settings for single contenders from `LABEL:key.path=value` or a YAML file of the form `LABEL: {section: …}`.
 
-    Raises ConfigError for anything else, and for settings that belong to all contenders.
+    Raises ConfigError for any other form, and for settings that apply to all contenders.
     """
     found: list[tuple[str, dict[str, Any]]] = []
     for word in words:
@@ -209,7 +210,7 @@ def _contender(recipe: Recipe, label: str, name: str, own: Sequence[Mapping[str,
 
 
 def _carried(recipe: Recipe, kind: type[Settings]) -> dict[str, Any]:
-    """Return those settings of the recipe's algorithm that another algorithm has too, and the group size."""
+    """Return the group size and the settings of the recipe's algorithm that another algorithm has too."""
     values = recipe.config.algorithm.model_dump(mode="json")
     if values["name"] == kind.model_fields["name"].default:
         return {key: value for key, value in values.items() if key != "name"}

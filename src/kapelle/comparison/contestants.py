@@ -1,7 +1,7 @@
-"""The players of an arena: they are found by name and checked before anything is loaded, and then all kept in memory.
+"""Finds the players of an arena by name, checks them before anything is loaded, and then keeps all of them in memory.
 
-Adapters on the same base model are in one bank, so that two runs of one recipe sample in one batch; if there are
-different base models, all of them are loaded.
+Adapters on the same base model are held in one bank, so that two runs of the same recipe are sampled in one batch. If
+there are different base models, all of them are loaded.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ if TYPE_CHECKING:
     from kapelle.settings.schema import RunConfig
 
 MAX_TOKENS = 512
-"""Default for the maximum number of tokens of a move, for a model without a recipe."""
+"""The default for the maximum number of tokens of a move, for a model without a recipe."""
 MOST_PLAYERS = 10
 WORDS = ("wording", "view", "rules", "thinking", "list_moves")
-"""Text settings of a game; a run expects those with which it was trained."""
+"""The settings of a game that change its text. A run expects the values with which it was trained."""
 SETTABLE = ("environment.", "workflow.", "team.sampling.", "episode.", "engine.", "model.")
-"""Sections with settings of the game and of sampling; settings of players cannot be set."""
+"""The sections with settings of the game and of sampling. Settings of the players cannot be changed."""
 _NAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.@ -]*)=(.+)", re.DOTALL)
 _MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One player by name, checked but not loaded."""
+    """A named player that has been checked but not loaded."""
 
     label: str
     identity: str
-    """Identifies the player; the same name with different weights is a different player."""
+    """A string that identifies the player. A player with the same name but different weights has a different identity."""
     about: Mapping[str, Json]
-    """`player` (the given name), `kind` and, for a run, the name of its folder (`run`) and `step`."""
+    """Facts about the player: the given name (`player`), the `kind` and, for a run, the name of its folder (`run`) and the `step`."""
     run: RunConfig | None = None
     checkpoint: Path | None = None
     model: str = ""
@@ -66,13 +66,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """All players of an arena and their game."""
+    """All players of an arena, and the game that they play."""
 
     players: tuple[Entry, ...]
     config: RunConfig
-    """The environment, workflow, engine and sampling of the arena."""
+    """The environment, workflow, engine and sampling settings of the arena."""
     names: tuple[str, ...]
-    """Names of the roles."""
+    """The names of the roles."""
     game: str
     """The name of the game."""
     notes: tuple[str, ...] = ()
@@ -80,15 +80,15 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """All players in memory."""
+    """All players of an arena in memory."""
 
     setup: RolloutSetup
-    """The engine, environment and workflow; the team in it holds all policies."""
+    """The engine, environment and workflow. The team in this setup holds all policies."""
     contestants: Mapping[str, Contestant]
 
 
 def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]) -> Entries:
-    """Return the players and their game; raises the first error before anything is loaded."""
+    """Return the players and their game. Raises the first error before anything is loaded."""
     for setting in settings:
         if not setting.startswith(SETTABLE):
             raise ConfigError(
@@ -128,7 +128,7 @@ def enter(words: Sequence[str], environment: str | None, settings: Sequence[str]
 
 
 def _split(word: str) -> tuple[str, str]:
-    """Return the label of a player, and the player."""
+    """Split a word into the label of a player and the player."""
     named = _NAMED.fullmatch(word)
     if named is not None and "(" not in named[1]:
         section, dot, _ = named[1].partition(".")
@@ -147,7 +147,7 @@ def _split(word: str) -> tuple[str, str]:
 
 
 def _check_there(word: str) -> None:
-    """Raise ConfigError for a word that looks like a run but is not one."""
+    """Raise ConfigError for a word that looks like a run but is not a run."""
     folder, path = split_run(word)[0], Path(word)
     model = any((path / file).is_file() for file in _MODEL_FILES)
     if model or "://" in word or not (path.is_dir() or "@" in word or ("/" in word and path.parent.is_dir())):
@@ -159,7 +159,7 @@ def _check_there(word: str) -> None:
 def _run_entry(
     label: str, word: str, run: RunConfig, checkpoint: Path, environment: Environment, names: Sequence[str]
 ) -> tuple[Entry, list[str]]:
-    """Return the entry of a run and notes about it; raises ConfigError for a run of another game."""
+    """Return the entry of a run, with notes about the run. Raises ConfigError if the run was trained on another game."""
     own = run.environment
     same = [part for part in (own, *_parts(own)) if _game(part) == _game(environment)]
     if not same:
@@ -191,7 +191,7 @@ def _run_entry(
 
 
 def _other_entry(label: str, word: str, environment: Environment) -> Entry:
-    """Return the entry of a model, an endpoint or a player of the environment; raises ConfigError for any other word."""
+    """Return the entry of a model, an endpoint or a player of the environment. Raises ConfigError for any other word."""
     if word.startswith(("http://", "https://")):
         url, _, model = word.partition("#")
         if not model:
@@ -220,7 +220,7 @@ def _other_entry(label: str, word: str, environment: Environment) -> Entry:
 
 
 def _content(folder: Path) -> str:
-    """Return a digest of the folder of a model or adapter, because its weights may change under the same name."""
+    """Return a digest of the folder of a model or adapter, which detects that the weights have changed under the same name."""
     digest = blake2b(digest_size=8)
     for file in sorted(folder.iterdir()):
         if file.is_file():
@@ -235,10 +235,10 @@ def _content(folder: Path) -> str:
 
 
 def config_of_game(name: str, settings: Sequence[str], words: Mapping[str, Json] | None = None) -> RunConfig:
-    """Return settings for an environment, given its name, the name of a recipe, or the name of an OpenSpiel game.
+    """Return the settings for the named environment, recipe or OpenSpiel game.
 
-    `words` are the text settings of an OpenSpiel game; `settings` take precedence over them. Raises ConfigError for an
-    unknown name.
+    The argument `words` contains the text settings of an OpenSpiel game, over which `settings` take precedence. Raises
+    ConfigError for an unknown name.
     """
     if name in builtin_recipes() or name.endswith((".yaml", ".yml")):
         return load_recipe(name, (), tuple(settings)).config
@@ -270,7 +270,7 @@ def config_of_game(name: str, settings: Sequence[str], words: Mapping[str, Json]
 
 
 def _config(name: str | None, settings: Sequence[str], runs: Sequence[RunConfig]) -> RunConfig:
-    """Return the settings of the named game (by default, the game of the first run) without opponents."""
+    """Return the settings of the named game, or by default of the game of the first run, without opponents."""
     if name is not None:
         config = config_of_game(name, settings)
         game = _game(config.environment)
@@ -294,7 +294,10 @@ def _config(name: str | None, settings: Sequence[str], runs: Sequence[RunConfig]
 
 
 def _role_names(config: RunConfig) -> tuple[str, ...]:
-    """Return the names of the roles: the agents of the recipe or run if they fit, otherwise as many players as the game needs."""
+    """Return the names of the roles.
+
+    The names are the agents of the recipe or run if they fit, and otherwise as many player names as the game needs.
+    """
     own = tuple(slot.name for slot in agent_configs(config.team))
     reasons = []
     for names in (own, *(tuple(f"player_{k + 1}" for k in range(n)) for n in range(2, MOST_PLAYERS + 1))):
@@ -316,7 +319,7 @@ def _parts(environment: Environment) -> list[Environment]:
 
 
 def _game(environment: Environment) -> str:
-    """Return the name of an environment's game, which is different for different games."""
+    """Return a name for the game of an environment; different games have different names."""
     from kapelle.environments.openspiel.environment import OpenSpiel
 
     if isinstance(environment, OpenSpiel):
@@ -336,7 +339,7 @@ def _words(environment: Environment) -> dict[str, Json]:
 
 
 def _team(run: RunConfig) -> Team:
-    """Return a run's team without the parts for training."""
+    """Return the team of a run without the parts that are needed only for training."""
     plain = without_features(run).model_copy(update={"start_from": {}})
     return build_team(plain, replace(build_algorithm(plain), needs=()))
 
@@ -393,7 +396,7 @@ def load(entries: Entries, report: Callable[[str], None]) -> Loaded:
 def _of_run(
     entry: Entry, held: dict[str, LanguageModel], folders: dict[str, Path], report: Callable[[str], None]
 ) -> Team:
-    """Return a run's team, with unique names for policies and base models; add its weights to `folders`."""
+    """Return the team of a run with unique names for policies and base models, and add its weights to `folders`."""
     assert entry.run is not None, "a run's entry"
     assert entry.checkpoint is not None, "a run's entry"
 
@@ -423,7 +426,7 @@ def _of_run(
 
 
 def _of_model(entry: Entry, config: RunConfig) -> Team:
-    """Return a team of one agent with a model or an endpoint, which can take any role."""
+    """Return a team of one agent that uses a model or an endpoint. The agent can take any role."""
     from kapelle.models.adapters import base_and_adapter, read_lora
 
     agent = Agent(entry.label, sampling=config.team.sampling.build())

@@ -1,12 +1,13 @@
-"""Figures for papers, drawn from the results of a comparison or of evaluations.
+"""Draws figures for papers from the results of a comparison or of evaluations.
 
     from kapelle.comparison import plot
 
     print(plot("runs/compared/compare.json", "figure.pdf"))
 
-There are three panels, after *Deep RL at the edge of the statistical precipice* (2108.13264): the interquartile mean of
-the runs' last scores, the probability that a run of one contender scores above a run of another, and the interquartile
-mean over tokens or steps. Each has a 95 % interval from a bootstrap that resamples the runs of every task separately.
+A figure has three panels, following *Deep RL at the edge of the statistical precipice* (arXiv:2108.13264). The first
+panel shows the interquartile mean of the final scores of the runs. The second panel shows the probability that a run of
+one contender scores higher than a run of another contender. The third panel shows the interquartile mean over tokens or
+steps. Each panel shows 95 % intervals from a bootstrap that resamples the runs of every task separately.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ if TYPE_CHECKING:
 
 RESULTS = "compare.json"
 POINTS = 60
-"""Maximum number of points of a curve; a longer curve is drawn at evenly spaced points."""
+"""The maximum number of points of a curve. A longer curve is drawn at evenly spaced points."""
 PAIRS = 12
-"""Maximum number of pairs in the panel of improvements; those of the contenders with the highest scores are shown."""
+"""The maximum number of pairs in the panel of improvements. The pairs of the contenders with the highest scores are shown."""
 Against = Literal["tokens", "step"]
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRun:
-    """The scores of one run on one task: after training, and at every evaluation."""
+    """The scores of one run on one task, after training and at every evaluation."""
 
     label: str
     task: str
     final: Mapping[str, float]
-    """Score by measure: `success`, `return` or `return/ROLE`."""
+    """The final score by measure, where a measure is `success`, `return` or `return/ROLE`."""
     curve: Sequence[tuple[int, float, Mapping[str, float]]] = ()
-    """The step, the number of tokens sampled for training until then, and the scores."""
+    """The step, the number of tokens sampled for training up to that step, and the scores of each evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,16 @@ class Summarised:
 
     measure: str
     runs: Mapping[str, int]
-    """Number of runs by contender, over all tasks."""
+    """The number of runs by contender, over all tasks."""
     means: Mapping[str, tuple[float, Interval]]
-    """Interquartile mean and 95 % interval by contender."""
+    """The interquartile mean and its 95 % interval, by contender."""
     improvements: Mapping[tuple[str, str], tuple[float, Interval]]
-    """Probability that a run of the first contender scores above a run of the second, with its 95 % interval."""
+    """The probability that a run of the first contender scores higher than a run of the second contender, with its 95 % interval."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[float, float, Interval]]]]
-    """Task → contender → position on the axis, interquartile mean and interval."""
+    """The curves by task and contender. Each point contains the position on the axis, the interquartile mean and its interval."""
 
     def __str__(self) -> str:
-        """Return the numbers as lines."""
+        """Return the numbers as lines of text."""
         lines = [f"{self.measure}: interquartile mean [95 % interval]"]
         width = max(map(len, self.means))
         for label, (mean, (low, high)) in self.means.items():
@@ -81,7 +82,7 @@ class Summarised:
 
 @dataclass(frozen=True, slots=True)
 class Plotted:
-    """The figure's files, and its numbers."""
+    """The files of a figure, and the numbers that it shows."""
 
     files: tuple[Path, ...]
     measures: tuple[Summarised, ...]
@@ -89,7 +90,7 @@ class Plotted:
     """Notes about the choice of the measure."""
 
     def __str__(self) -> str:
-        """Return the numbers, and the paths of the figure."""
+        """Return the numbers and the paths of the figure as text."""
         few = any(count < 3 for each in self.measures for count in each.runs.values())
         notes = [
             *self.notes,
@@ -110,14 +111,15 @@ def plot(
     metric: str | None = None,
     seed: int = 0,
 ) -> Plotted:
-    """Draw the figure of `results` into `output` and return its numbers; the suffix gives the format (.pdf, .png, .svg).
+    """Draw the figure of `results` into `output` and return its numbers.
 
-    `results` are files of `kapelle compare` (`compare.json`, or its folder), one for each task, or files of `kapelle
-    eval --output`, one for each run; `LABEL=FILE` names the team of an evaluation. `against` is the horizontal axis of
-    curves: tokens sampled for training, or steps. `metric` is `success`, `return` or `return/ROLE`; the default is
-    success, or returns for a single task without success. `seed` is the seed of the bootstrap. The first two panels
-    exclude contenders without runs on all tasks. Raises ConfigError if the figure cannot be drawn or written, and
-    DataError for a file without results.
+    The suffix of `output` determines the format (.pdf, .png or .svg). The argument `results` contains files of `kapelle
+    compare` (`compare.json` or its folder), with one file per task. Alternatively, `results` contains files of `kapelle
+    eval --output`, with one file per run, where `LABEL=FILE` sets the name of the team. The argument `against` selects
+    the horizontal axis of curves: the tokens sampled for training, or the steps. The argument `metric` is `success`,
+    `return` or `return/ROLE`. The default is success, or returns for a single task without success. The argument `seed`
+    is the seed of the bootstrap. Contenders without runs on all tasks are excluded from the first two panels. Raises
+    ConfigError if the figure cannot be drawn or written, and DataError for a file without results.
     """
     if not can_draw():
         raise ConfigError(MISSING)
@@ -144,7 +146,7 @@ def plot(
 
 
 def read_scores(results: Sequence[str | Path]) -> list[ScoredRun]:
-    """Return the scores of every run in the files, except runs that failed or have not ended."""
+    """Return the scores of every run in the files, except runs that failed or have not finished."""
     if not results:
         raise ConfigError(
             "There are no results to draw. Pass a folder of `kapelle compare`, or files of `kapelle eval --output`."
@@ -195,7 +197,7 @@ def _compared(values: Mapping[str, Any], task: str) -> list[ScoredRun]:
 
 
 def _evaluated(row: Mapping[str, Any], label: str) -> list[ScoredRun]:
-    """Return the scores of the team, and of each baseline in its evaluation."""
+    """Return the scores of the team and of each baseline in an evaluation."""
     task = str(row["environment"])
     found = [ScoredRun(label or "team", task, _scores(row, by_role=bool(row.get("games"))))]
     for each in row.get("baselines", ()):
@@ -206,7 +208,7 @@ def _evaluated(row: Mapping[str, Any], label: str) -> list[ScoredRun]:
 
 
 def _scores(row: Mapping[str, Any], *, by_role: bool) -> dict[str, float]:
-    """Return a row's scores by measure; with `by_role`, each role is a measure."""
+    """Return the scores in a row by measure. If `by_role` is true, the return of each role is a separate measure."""
     rewards: Mapping[str, float] = row.get("reward") or {}
     found = {} if row["success"] is None else {"success": float(row["success"])}
     if by_role:
@@ -222,7 +224,7 @@ def _scores(row: Mapping[str, Any], *, by_role: bool) -> dict[str, float]:
 def summarise(
     runs: Sequence[ScoredRun], against: Against, seed: int, metric: str | None = None
 ) -> tuple[Summarised, ...]:
-    """Return the numbers of each measure: the `metric` or, by default, success if there is one, otherwise returns."""
+    """Return the numbers of each measure, which is `metric` or, by default, success if it is available and otherwise the returns."""
     measures, _ = _measures(runs, metric)
     return tuple(_summarised(measure, runs, _tasks(runs), against, seed) for measure in measures)
 
@@ -333,7 +335,10 @@ def _curve(
     mean: Callable[[Sequence[Sequence[float]]], float],
     seed: int,
 ) -> list[tuple[float, float, Interval]]:
-    """Return the mean over the runs at each step at which all of them were evaluated; tokens are the mean number until then."""
+    """Return the mean over the runs at each step at which all runs were evaluated.
+
+    If the axis is tokens, the position is the mean number of tokens sampled up to the step.
+    """
     known = [
         {step: (tokens, scores[measure]) for step, tokens, scores in run.curve if measure in scores}
         for run in runs
@@ -353,7 +358,10 @@ def _curve(
 
 
 def _draw(measures: Sequence[Summarised], paths: Sequence[Path], against: Against) -> None:
-    """Draw a row of panels for each measure: means, improvements if there are two contenders, and curves for each task."""
+    """Draw a row of panels for each measure.
+
+    The panels show means, improvements (if there are at least two contenders), and curves for each task.
+    """
     tasks = list(dict.fromkeys(task for each in measures for task in each.curves))
     pairs = max(len(each.improvements) for each in measures)
     rows = max(pairs, *(len(each.means) for each in measures))

@@ -1,7 +1,7 @@
-"""Work in several processes at the same time; a process that fails or dies does not affect the other processes.
+"""Executes jobs in several processes at the same time. A process that fails or crashes does not affect the other processes.
 
-A process is spawned, computes on one thread, and does one piece of work after another, so that it imports torch only
-once.
+Each process is spawned, computes on one thread, and executes one job after another, so that torch is imported only once
+per process.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from kapelle.runtime.interrupts import unbroken
 from kapelle.runtime.process_tree import LifeSigns, end_with_parent, how_it_ended, memory_hint
 
 Work = Callable[..., None]
-"""A module-level function with plain arguments; the new process finds it by name."""
+"""A module-level function with plain arguments, which the new process finds by name."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Environment variables for torch: the processes share the cores, so that more threads would be slower."""
+"""Environment variables that limit torch to one thread, because the processes share the cores and more threads would be slower."""
 
 
 LOOKS = 1.0
-"""Seconds between two checks of the processes."""
+"""The number of seconds between two checks of the processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a piece of work failed."""
+    """The reason why a job failed."""
 
     reason: str
     """The reason in one line."""
@@ -48,11 +48,11 @@ class _ComparisonWorker:
     process: SpawnProcess
     pipe: Connection
     signs: LifeSigns
-    """Detects whether the process is stopped; a waiting process counts as alive."""
+    """An object that detects whether the process is stopped; a process that waits counts as alive."""
     doing: int | None = None
-    """The number of the process's current piece of work."""
+    """The index of the job that the process currently executes."""
     stalled: str | None = None
-    """Why the process was killed as stalled."""
+    """The reason why the process was killed as stalled."""
 
 
 def in_processes(
@@ -61,11 +61,12 @@ def in_processes(
     processes: int,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[int, Failure | None]]:
-    """Yield (number of the piece, None or why it failed) as pieces are done, `processes` at a time.
+    """Execute `work` for all `pieces` in at most `processes` processes, and yield the results as the jobs finish.
 
-    `meanwhile` is called about once per second. If the iteration ends early, also by Ctrl-C or SIGTERM, every process
-    receives SIGTERM and this process waits for it, so that a training run can save. A process that is stopped (SIGSTOP)
-    for too long is killed, and all processes end with this one.
+    Each result is the index of the job, with None or the reason for its failure.
+    The function `meanwhile` is called about once per second. If the iteration ends early, for example because of Ctrl-C
+    or SIGTERM, all processes receive SIGTERM and this process waits for them, so that a training run can save its
+    state. A process that is stopped (SIGSTOP) for too long is killed. All processes terminate with this process.
     """
     left = deque(range(len(pieces)))
     workers: list[_ComparisonWorker] = []
@@ -110,7 +111,7 @@ def _start(context: SpawnContext, work: Work) -> _ComparisonWorker:
 def _finished(
     workers: list[_ComparisonWorker], meanwhile: Callable[[], None]
 ) -> Iterator[tuple[int, Failure | None]]:
-    """Wait for finished pieces of work and yield them; remove dead workers from the list."""
+    """Wait for jobs to finish and yield their results; remove workers that have crashed from the list."""
     busy = {worker.pipe: worker for worker in workers}
     while not (ready := wait(list(busy), timeout=LOOKS)):
         meanwhile()
@@ -152,7 +153,7 @@ def _stop(workers: Sequence[_ComparisonWorker]) -> None:
 
 
 def _serve(pipe: Connection, work: Work, parent: int) -> None:
-    """Do pieces of work until the pipe is closed or the process `parent` has ended; this is the main function of a process."""
+    """Execute jobs until the pipe is closed or the process `parent` has terminated. This is the main function of a worker process."""
     # A process that a fork server started ends with that server.
     creator, above = multiprocessing.parent_process(), os.getppid()
     end_with_parent(above if above != parent and creator is not None and creator.is_alive() else parent)
@@ -169,7 +170,7 @@ def _serve(pipe: Connection, work: Work, parent: int) -> None:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limit processes that start inside the block to one thread."""
+    """Limit processes that are started inside the block to one thread."""
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)
     try:

@@ -1,10 +1,11 @@
-"""The result of a comparison: each run's last evaluation, and medians with quartiles over the seeds of each contender.
+"""Collects the results of a comparison: the last evaluation of each run, and medians with quartiles over the seeds of each contender.
 
-`compare.json` holds `recipe`, `budget` (steps, tasks per step, episodes per task), `contenders` (label, algorithm and
-the results over their seeds) and `runs`. Missing numbers are null. A run that failed or has not ended has the reason
-under `error`, and medians exclude it. `success` is the mean over the `scored` episodes of the last evaluation (out of
-`problems`); episodes that failed or were not scored are excluded. In games in which one role wins what others lose, a
-mean over roles is meaningless: `returns` then holds the return of each role.
+The file `compare.json` contains the `recipe`, the `budget` (steps, tasks per step, episodes per task), the `contenders`
+(label, algorithm and the results over their seeds) and the `runs`. Missing numbers are null. For a run that failed or
+has not finished, the reason is stored under `error`, and the run is excluded from the medians. The value of `success`
+is the mean over the `scored` episodes of the last evaluation (out of `problems`). Episodes that failed or were not
+scored are excluded. In games in which one role wins what other roles lose, a mean over roles is meaningless. For such
+games, `returns` holds the return of each role.
 """
 
 from __future__ import annotations
@@ -34,41 +35,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run's numbers."""
+    """The numbers measured for one run."""
 
     label: str
     seed: int
     path: str
-    """The run directory, relative to the comparison's folder."""
+    """The run directory, relative to the folder of the comparison."""
     error: str | None
-    """Why there are no numbers; None if there are numbers."""
+    """The reason why there are no numbers, or None if there are numbers."""
     success: float | None = None
-    """Success after training, on unseen tasks, in [0, 1]; None if the environment has no success."""
+    """The success rate after training on unseen tasks, in [0, 1], or None if the environment does not define success."""
     reward: Mapping[str, float] | None = None
-    """Each agent's mean undiscounted return on the same tasks."""
+    """The mean undiscounted return of each agent on the same tasks."""
     tokens: float | None = None
-    """Number of completion tokens that all agents sampled for training."""
+    """The number of completion tokens that all agents sampled for training."""
     seconds: float | None = None
-    """Wall time of the training steps in seconds, which depends on other work on the machine."""
+    """The wall time of the training steps in seconds, which depends on other processes on the machine."""
     scored: int | None = None
-    """Number of problems in `success`."""
+    """The number of problems over which `success` is computed."""
     problems: int | None = None
-    """Number of evaluated problems."""
+    """The number of evaluated problems."""
     failed: int | None = None
-    """Number of problems whose episode ended in an error."""
+    """The number of problems whose episode ended with an error."""
     reason: str = ""
     """The most frequent reason why problems failed or were not scored, and why fewer problems were evaluated than configured."""
     curve: Sequence[Mapping[str, Json]] = ()
-    """For every evaluation: `step`, the `tokens` sampled until then, `success`, `scored`, `problems`, `failed`, and each agent's `reward`."""
+    """The results of every evaluation, which contain the `step`, the `tokens` sampled up to the step, `success`, `scored`,
+    `problems`, `failed`, and the `reward` of each agent."""
 
     @property
     def mean_return(self) -> float | None:
-        """The mean over agents; meaningless if one agent wins what others lose."""
+        """The mean return over agents, which is meaningless if one agent wins what other agents lose."""
         return fmean(self.reward.values()) if self.reward else None
 
 
 def measure(run: Run, folder: Path) -> Measured:
-    """Return the numbers in a run directory."""
+    """Return the numbers in the directory of a run."""
     place = run.path.relative_to(folder).as_posix()
     if not run.done:
         failed = run.error_file.is_file()
@@ -107,7 +109,7 @@ def measure(run: Run, folder: Path) -> Measured:
 
 
 def _fewer(evaluation: Mapping[str, Any]) -> str:
-    """Return how many problems were evaluated and why not more; empty if the number is as configured."""
+    """Return how many problems were evaluated and why there were not more, or an empty string if the number is as configured."""
     fewer = evaluation.get("fewer", "")
     return f"evaluated on {evaluation.get('problems')} problems: {fewer}" if fewer else ""
 
@@ -124,22 +126,22 @@ class Standing:
     label: str
     algorithm: str
     runs: int
-    """Number of runs without an error."""
+    """The number of runs without an error."""
     failed: int
     success: Quartiles | None
     mean_return: Quartiles | None
     tokens: Quartiles | None
     seconds: Quartiles | None
     scored: int | None = None
-    """Number of problems in `success`, over all seeds; None if a run has no record of it."""
+    """The number of problems over which `success` is computed, over all seeds, or None if a run has no record of it."""
     problems: int | None = None
     failed_episodes: int | None = None
     returns: Mapping[str, Quartiles] | None = None
-    """Returns by role, if one role wins what others lose."""
+    """The returns by role, for games in which one role wins what other roles lose."""
 
 
 def standings(contenders: Sequence[Contender], measured: Sequence[Measured]) -> list[Standing]:
-    """Return each contender's medians and quartiles, in the given order."""
+    """Return the medians and quartiles of each contender, in the given order."""
     found = []
     for contender in contenders:
         own = [m for m in measured if m.label == contender.label]
@@ -181,10 +183,10 @@ def _over(measured: Sequence[Measured], of: Callable[[Measured], float | None]) 
 
 
 def table(found: Sequence[Standing]) -> list[str]:
-    """Return the standings as lines: median [first quartile, third quartile].
+    """Return the results as lines of a table, where each value is written as median [first quartile, third quartile].
 
-    If no run has a success rate, as with reward functions, there is no column for it, and `played` is the number of
-    problems in the mean returns.
+    If no run has a success rate, for example with reward functions, the table has no column for success. Without
+    success rates, `played` is the number of problems over which the mean returns are computed.
     """
     roles = list(dict.fromkeys(role for s in found for role in s.returns or {}))
     returns = [f"return {role}" for role in roles] or ["return"]
@@ -211,7 +213,7 @@ def table(found: Sequence[Standing]) -> list[str]:
 
 
 def has_success(found: Sequence[Standing]) -> bool:
-    """Return whether any contender has a success rate, or none has a return."""
+    """Return whether any contender has a success rate, or no contender has a return."""
     return any(s.success is not None for s in found) or not any(s.mean_return or s.returns for s in found)
 
 
@@ -222,7 +224,7 @@ def legend(found: Sequence[Standing]) -> str:
 
 
 def _counted(standing: Standing, *, solved: bool) -> str:
-    """Return the number of problems in the means: `1498 of 1500, 2 failed`, or a dash if it is unknown."""
+    """Return the number of problems in the means, such as `1498 of 1500, 2 failed`, or a dash if the number is unknown."""
     problems, failed = standing.problems, standing.failed_episodes or 0
     count = standing.scored if solved or problems is None else problems - failed
     if count is None or problems is None:
@@ -231,7 +233,7 @@ def _counted(standing: Standing, *, solved: bool) -> str:
 
 
 def spread_text(spread: Quartiles | None) -> str:
-    """Return `0.950 [0.900, 1.000]`: median and quartiles, or a dash for None."""
+    """Format the median and the quartiles, for example as `0.950 [0.900, 1.000]`; None is formatted as a dash."""
     return "–" if spread is None else f"{spread.median:.3f} [{spread.low:.3f}, {spread.high:.3f}]"
 
 
@@ -281,14 +283,15 @@ def can_draw() -> bool:
 
 
 FORMATS = ("pdf", "png", "svg")
-"""Formats of figures; each is the suffix of a file."""
+"""The formats of figures, each of which is also the suffix of the file."""
 
 
 @contextmanager
 def figure_file(*paths: Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """Yield a figure that is written to `paths` after the block, as PDF, PNG or SVG; the same figure always results in the same bytes.
+    """Yield a figure that is written to `paths` when the block ends, as PDF, PNG or SVG.
 
-    `size` is in inches. Raises ConfigError without matplotlib.
+    The same figure always results in the same bytes. The `size` is given in inches. Raises ConfigError without
+    matplotlib.
     """
     if not can_draw():
         raise ConfigError(MISSING)

@@ -1,4 +1,4 @@
-"""Training all runs of a comparison in parallel processes; finished runs are kept."""
+"""Trains all runs of a comparison in parallel processes. Finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from kapelle.setup.recipe import resolve, to_yaml
 from kapelle.types import Json
 
 FIRST_WORD = 5.0
-"""Seconds before the first report on the runs in progress."""
+"""The number of seconds before the first report on the runs in progress."""
 LONGEST_SILENCE = 300.0
-"""Maximum time between two reports, in seconds."""
+"""Maximum time in seconds between two reports."""
 
 Report = Callable[[str], None]
-"""Called with one line for every event."""
+"""A function that is called with one line of text for every event."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningComparison:
-    """The contenders and runs of a comparison, and its folder."""
+    """The contenders, the runs and the folder of a comparison."""
 
     name: str
     contenders: tuple[Contender, ...]
@@ -43,7 +43,7 @@ class RunningComparison:
     folder: Path
 
     def measure(self) -> list[Measured]:
-        """Return the numbers of every run so far."""
+        """Return the numbers measured so far for every run."""
         return [measure(run, self.folder) for run in self.runs]
 
     def write(self) -> dict[str, Json]:
@@ -51,7 +51,7 @@ class RunningComparison:
         return write_results(self.folder, self.name, self.contenders, self.measure())
 
     def draw(self) -> tuple[Path, ...]:
-        """Write `figure` as PDF, PNG and SVG if a run has a score, and return the paths.
+        """Write `figure` as PDF, PNG and SVG if at least one run has a score, and return the paths.
 
         Raises ConfigError without matplotlib.
         """
@@ -65,10 +65,10 @@ class RunningComparison:
 
 
 def train_all(comparison: RunningComparison, processes: int, report: Report) -> None:
-    """Train or resume every unfinished run; failures are reported and stored as text.
+    """Train or resume every unfinished run. Failures are reported and stored in text files.
 
-    Warmed-up models that several runs need are created first. Results are written after every run. Raises
-    KeyboardInterrupt after a signal, once the runs have saved.
+    Warmed-up models that several runs need are created first. The results are written after every run. Raises
+    KeyboardInterrupt after a signal, once the runs have saved their state.
     """
     comparison.write()
     left = [run for run in comparison.runs if not run.done]
@@ -105,7 +105,7 @@ def train_all(comparison: RunningComparison, processes: int, report: Report) -> 
 
 
 class _Progress:
-    """Reports the steps of the runs: after 5 seconds, then at intervals that grow to 5 minutes."""
+    """Reports the steps of the runs after 5 seconds, and then at intervals that increase to 5 minutes."""
 
     def __init__(self, runs: Sequence[Run], report: Report, start: float) -> None:
         self._runs = runs
@@ -135,7 +135,7 @@ class _Progress:
 
 
 def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
-    """Train or resume one run until its end; this is the work of one process.
+    """Train or resume one run until it is finished. This function is executed in a worker process.
 
     Raises the errors of `Trainer`, and KeyboardInterrupt after a signal.
     """
@@ -152,7 +152,7 @@ def take_up(config: str, origin: Mapping[str, str], path: str) -> None:
 
 
 def warm_up(config: str) -> None:
-    """Create the warmed-up model of a run; this is the work of one process."""
+    """Create the warmed-up model of a run. This function is executed in a worker process."""
     from kapelle.features.warmup.stage import warmed_up
 
     warmed_up(_config(config))

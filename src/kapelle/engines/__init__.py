@@ -1,1 +1,1 @@
-"""Engines that sample and engines that train."""
+"""The engines that sample completions and the engines that train policies."""

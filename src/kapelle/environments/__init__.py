@@ -1,4 +1,8 @@
-"""Built-in environments by name. To add one, write its module, add a line to `BUILTIN`, and an import for editors below."""
+"""Registry of the built-in environments, keyed by name.
+
+To add an environment, write its module, add an entry to `BUILTIN`, and add an import to the `TYPE_CHECKING` block below, which
+editors use.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -52,7 +56,7 @@ BUILTIN: Mapping[str, str] = {
     "remote": "kapelle.environments.remote:Remote",
     "siirl_env": "kapelle.environments.adapters.siirl_env:SiirlEnv",
 }
-"""Name in a recipe → `module:Class`, imported on first use."""
+"""Mapping from the name of an environment in a recipe to `module:Class`. The module is imported when the environment is first used."""
 
 HOMES: Mapping[str, str] = {
     **classes(BUILTIN),
@@ -67,7 +71,7 @@ HOMES: Mapping[str, str] = {
     "Generated": "kapelle.environments.questions",
     "Problem": "kapelle.environments.questions",
 }
-"""Class → module that defines it: `from kapelle.environments import Arithmetic`."""
+"""Mapping from the name of a class to the module that defines it, for imports such as `from kapelle.environments import Arithmetic`."""
 
 if TYPE_CHECKING:
     from kapelle.environments.adapters.gymnasium import Gymnasium as Gymnasium

@@ -1,21 +1,24 @@
-"""Arithmetic problems that one agent prepares and another finishes.
+"""Generated arithmetic problems that one agent prepares and another agent solves.
 
-The first agent reads `47+85` and writes notes; the second reads only the notes and writes the answer:
+The first agent reads `47+85` and writes notes. The second agent reads only the notes and writes the answer:
 
     47+85  →  2,12+1  →  132        85-47  →  8,4-1  →  38
 
-A single agent with the role `work_out` writes its work before its answer: the value of each decimal place, then their sum,
-as in `120+12=132` or `40-2=38`.
+A single agent with the role `work_out` writes its work before its answer. The work is the value of each decimal place and the
+answer is the sum of these values, as in `120+12=132` or `40-2=38`.
 
-The notes start with the units. Every column below the top shows its last digit before the incoming carry, and the top column
-shows its full sum. `+1` (`-1` in subtractions) marks a carry (a borrow) from the column below. The notes do not contain the full
-sum of the units, so only the mark distinguishes `132` from `122`. The team needs both agents, and each script can have a flaw.
+The notes start with the units column. For every column except the highest, the notes contain the last digit before the incoming
+carry; for the highest column, they contain the full sum. The mark `+1` is a carry from the next lower column, and `-1` is a borrow.
+The notes do not contain the full sum of the units column, so only the mark distinguishes `132` from `122`. The team therefore needs
+both agents. The setting `flaws` can introduce mistakes into the script of each agent.
 
-With other operators, several operations, brackets or fractions, a task is an expression that the first agent reduces to one step:
+With other operators, several operations, brackets or fractions, a task is an expression, which the first agent reduces to one
+operation:
 
     47×85  →  3760+235  →  3995      3995÷85  →  40+7  →  47      (2+3)×4-6  →  20-6  →  14      3/4+5/6  →  9/12+10/12  →  19/12
 
-Values are computed as fractions, so answers are exact. Every form of the correct value is accepted (`1 7/12`, `38/24`).
+Values are computed as fractions, so answers are exact. Every way of writing the correct value is accepted (such as `1 7/12` or
+`38/24`).
 """
 
 from __future__ import annotations
@@ -44,50 +47,57 @@ from kapelle.errors import DataError
 from kapelle.types import Json, Message, Split, Task
 
 Role = Literal["columns", "combine", "solve", "work_out"]
-"""`columns`: question → notes. `combine`: notes → answer. `solve`: question → answer. `work_out`: question → work and answer."""
+"""The role of an agent's script. `columns` writes notes on the question. `combine` computes the answer from the notes. `solve` writes
+the answer to the question. `work_out` writes the work and the answer."""
 
 
 Sign = Literal["+", "-", "*", "/"]
 _SIGNS: Mapping[str, Sign] = {"−": "-", "×": "*", "·": "*", "÷": "/", ":": "/"}
-"""Other spellings of operators."""
+"""Mapping from alternative spellings of operators to the spelling in settings."""
 _WRITTEN: Mapping[str, str] = {"*": "×", "/": "÷"}
 MAX_DIGITS = 48
-"""Maximum number of digits of an answer (numerator and denominator together), as in the graders."""
+"""The maximum number of digits of an answer (numerator and denominator together). The graders have the same limit."""
 TRIES = 2_000
-"""Maximum number of draws for one task."""
+"""The maximum number of random expressions that are generated in search of a valid one for a task."""
 
 
 def _spelled(value: object) -> object:
-    """Return operators as settings spell them, converting `×` and `÷`; return other values unchanged."""
+    """Convert alternative spellings of operators (such as `×` and `÷`) in a list to their spelling in settings.
+
+    Values that are not lists are returned unchanged.
+    """
     if not isinstance(value, list | tuple):
         return value
     return tuple(_SIGNS.get(sign, sign) if isinstance(sign, str) else sign for sign in value)
 
 
 class Arithmetic(Questions):
-    """Generated problems such as `a+b`, `a×b` or `(a-b)÷c+d`, with answers that are never negative."""
+    """Generated problems such as `a+b`, `a×b` or `(a-b)÷c+d`. Answers are never negative."""
 
     name: Literal["arithmetic"] = "arithmetic"
     digits: int = Field(default=2, ge=1, le=12)
-    """Digits of both operands; leading zeros occur only in one-digit operands."""
+    """The number of digits of each operand. Only one-digit operands can be 0."""
     operators: Annotated[tuple[Sign, ...], BeforeValidator(_spelled)] = Field(default=("+",), min_length=1)
-    """Operators, drawn uniformly for each operation: `+`, `-`, `*` (or `×`) and `/` (or `÷`)."""
+    """The operators to use: `+`, `-`, `*` (or `×`) and `/` (or `÷`). The operator of each operation is sampled uniformly."""
     operations: int = Field(default=1, ge=1, le=8)
-    """Number of operations in a task."""
+    """The number of operations in a task."""
     brackets: bool = False
-    """Whether expressions may have brackets."""
+    """Whether expressions may contain brackets."""
     fractions: bool = False
-    """True: operands can be fractions with `digits` digits in numerator and denominator. False: every division has a whole result."""
+    """Whether operands can be fractions with up to `digits` digits in the numerator and denominator. If false, the result of every
+    division is a whole number."""
     carry_share: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Share of tasks with a carry or borrow in the units column; null: random (45 % for `+`)."""
+    """The fraction of tasks with a carry or borrow in the units column. If null, carries occur at random (in 45 % of the tasks with
+    `+`)."""
     seed: int = 0
-    """A different seed gives different tasks in a different order. The split of the operand pairs stays the same."""
+    """The seed of the task generator. Different seeds generate different tasks in a different order, but the split of an operand pair
+    does not depend on the seed."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
-    """Rules that extract an agent's answer."""
+    """Rules that extract the answer from an agent's text."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "columns", "actor": "combine"})
-    """Agent → the role of its script; agents that are not listed have the role `solve`."""
+    """Mapping from an agent to the role of its script. Agents that are not listed have the role `solve`."""
     flaws: Flaws = Field(default={})
-    """Agent → share of its demonstrations in which the script loses a carry."""
+    """Mapping from an agent to the fraction of its demonstrations in which its script omits the carries."""
 
     @model_validator(mode="after")
     def _possible(self) -> Arithmetic:
@@ -110,7 +120,7 @@ class Arithmetic(Questions):
 
     @property
     def _expressions(self) -> bool:
-        """Whether every task is an expression rather than a sum or difference in columns."""
+        """Whether every task is an expression, as opposed to a sum or difference that is computed column by column."""
         return self.operations > 1 or self.fractions
 
     @property
@@ -119,12 +129,12 @@ class Arithmetic(Questions):
 
     @property
     def answers(self) -> Answers:
-        """One number, which can be a mixed number such as `1 7/12`."""
+        """The grader of answers. An answer is one number, which can be a mixed number such as `1 7/12`."""
         return numbers(self.extraction)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the operand pairs of each split. A hash assigns each pair to a split."""
+        """Descriptions of the operand pairs of each split. A hash of the operand pair determines its split."""
         kind = f"generated problems of {self.digits} digits"
         if not self._columns_only:
             signs = " ".join(_WRITTEN.get(sign, sign) for sign in dict.fromkeys(self.operators))
@@ -136,11 +146,11 @@ class Arithmetic(Questions):
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError when `flaws` names an unknown agent."""
+        """Raise ConfigError if `flaws` names an unknown agent."""
         check_flaws(self.flaws, agents)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index, drawn from the pairs of its split."""
+        """Return the task at an index. The operands are sampled from the pairs that belong to the split."""
         draw = random.Random(f"{self.seed}/{split}/{index}")
         if self._expressions:
             return self._expression_task(draw, split, index)
@@ -164,7 +174,7 @@ class Arithmetic(Questions):
         return Task(f"{split}-{index}", f"{a}{operator}{b}", {"answer": answer})
 
     def _expression_task(self, draw: random.Random, split: Split, index: int) -> Task:
-        """Return a task with several operations or fractions; raise DataError if none is found for the split."""
+        """Return a task with several operations or fractions. Raises DataError if no expression for the split is found."""
         for _ in range(TRIES):
             expression = self._chain(draw, self.operations)
             value = None if expression is None else work_out(expression)
@@ -178,7 +188,10 @@ class Arithmetic(Questions):
         )
 
     def _chain(self, draw: random.Random, operations: int) -> Expression | None:
-        """Return an expression of this many operations; × and ÷ precede + and -. None if a division has no whole result."""
+        """Return a random expression with the given number of operations, or None if the result of a division is not a whole number.
+
+        In the expression, × and ÷ take precedence over + and -.
+        """
         total: Expression | None = None
         sign: Sign = "+"
         term, left = self._operand(draw, operations)
@@ -199,7 +212,10 @@ class Arithmetic(Questions):
         return term if total is None else Operation(sign, total, term)
 
     def _operand(self, draw: random.Random, room: int) -> tuple[Expression, int]:
-        """Return an operand, and how many of the `room` operations remain after those inside its brackets."""
+        """Return an operand and the number of remaining operations.
+
+        The operand may be an expression in brackets, whose operations are subtracted from `room`.
+        """
         if self.brackets and room and draw.random() < 0.5:
             inner = draw.randint(1, room)
             expression = self._chain(draw, inner)
@@ -214,7 +230,7 @@ class Arithmetic(Questions):
         return draw.randrange(1 if self.digits == 1 else 10 ** (self.digits - 1), 10**self.digits)
 
     def _divided(self, draw: random.Random, term: Expression) -> Expression | None:
-        """Return a term divided by one of its divisors; None if it has none."""
+        """Return the term divided by a number such that the result is a whole number, or None if no such number is found."""
         divisor = self._whole(draw)
         if (multiple := _times(term, divisor)) is not None:
             return Operation("/", multiple, Value(Fraction(divisor)))
@@ -224,13 +240,20 @@ class Arithmetic(Questions):
         return Operation("/", term, Value(Fraction(draw.choice(known)))) if known else None
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return whether any column carries or borrows. For expressions, return whether they contain × and ÷."""
+        """Return properties of the task for reports.
+
+        For sums and differences in columns, this is whether any column has a carry or borrow. For other tasks, it is whether the
+        question contains × and whether it contains ÷.
+        """
         if not self._columns_only:
             return {"times": "×" in task.question, "divided": "÷" in task.question}
         return {"carry": any(_carries(*_operands(task.question)))}
 
     def belongs_to(self, expression: Expression) -> Split:
-        """Return the split of a problem, so that no test task also occurs in `train`."""
+        """Return the split of an expression.
+
+        Problems with the same operands belong to the same split, so no test problem occurs in training.
+        """
         if isinstance(expression, Operation) and not self._expressions:
             left, right = work_out(expression.left), work_out(expression.right)
             if expression.operator == "/" and left is not None and right:
@@ -240,7 +263,10 @@ class Arithmetic(Questions):
         return split_of_key(_unordered(expression))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text for the agent's role; it lacks the carry in the share of demonstrations that `flaws` sets."""
+        """Return the demonstration for the role of the agent.
+
+        In the fraction of demonstrations that `flaws` sets, the carries are omitted.
+        """
         carry = not flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         received = messages[-1].content if messages else ""
@@ -259,7 +285,7 @@ class Arithmetic(Questions):
 
 
 def split_of(a: int, b: int) -> Split:
-    """Return the split that a pair of operands belongs to, in either order and for every operator."""
+    """Return the split of a pair of operands. The split does not depend on the order of the operands or on the operator."""
     return split_of_key(",".join(map(str, sorted((a, b)))))
 
 
@@ -273,7 +299,7 @@ def _operands(question: str) -> tuple[int, str, int]:
 
 
 def _digits(a: int, operator: str, b: int) -> list[int]:
-    """Return each column's sum or difference from the units up, without carries."""
+    """Return the sum or difference of the digits in each column, without carries. The units column comes first."""
     width = len(str(max(a, b)))
     sign = 1 if operator == "+" else -1
     return [x + sign * y for x, y in zip(_padded(a, width), _padded(b, width), strict=True)]
@@ -284,7 +310,7 @@ def _padded(number: int, width: int) -> list[int]:
 
 
 def _carries(a: int, operator: str, b: int) -> list[int]:
-    """Return the carry of each column below the top, from the units up: 0, 1, or -1 for a borrow."""
+    """Return the carry of each column except the highest: 0, 1, or -1 for a borrow. The units column comes first."""
     carries: list[int] = []
     for column in _digits(a, operator, b)[:-1]:
         carries.append((column + (carries[-1] if carries else 0)) // 10)
@@ -293,7 +319,7 @@ def _carries(a: int, operator: str, b: int) -> list[int]:
 
 
 def columns(question: str, *, carry: bool) -> str:
-    """Return the notes on a question, with or without carry marks."""
+    """Return the notes on a question, with carry marks if `carry` is true."""
     operands = _operands(question)
     sums = _digits(*operands)
     carried = [0, *_carries(*operands)][: len(sums)]
@@ -303,7 +329,7 @@ def columns(question: str, *, carry: bool) -> str:
 
 
 def places(question: str) -> str:
-    """Return the value of each decimal place of a question, from the highest place down: `120+12`, `40-2`."""
+    """Return the sum or difference of each decimal place as one expression, such as `120+12` or `40-2`. The highest place comes first."""
     terms = [value * 10**place for place, value in enumerate(_digits(*_operands(question)))]
     first, *rest = [term for term in reversed(terms) if term] or [0]
     return f"{first}" + "".join(f"{term:+d}" for term in rest)
@@ -313,7 +339,7 @@ _COLUMN = re.compile(r"([0-9]{1,2})([+-]1)?")
 
 
 def combine(notes: str, *, carry: bool) -> str:
-    """Return the answer that follows from the notes, or `?` if they cannot be parsed."""
+    """Return the answer that follows from the notes, or `?` if the notes cannot be parsed. If `carry` is false, carry marks are ignored."""
     parsed = [_COLUMN.fullmatch(part) for part in notes.strip().split(",")]
     if not all(parsed):
         return "?"
@@ -326,7 +352,7 @@ def combine(notes: str, *, carry: bool) -> str:
 
 
 def written(expression: Expression) -> str:
-    """Return an expression as a question: `(2+3)×4-6`, `(3/4)÷(5/6)`."""
+    """Return an expression in the notation of questions, such as `(2+3)×4-6` or `(3/4)÷(5/6)`."""
     if isinstance(expression, Value):
         return str(expression.number)
     product = expression.operator in _WRITTEN
@@ -341,7 +367,7 @@ def written(expression: Expression) -> str:
 
 
 def _times(term: Expression, factor: int) -> Expression | None:
-    """Return a product whose first number is multiplied by a factor; None if it begins with a sum in brackets."""
+    """Return the product with its first number multiplied by a factor, or None if the product begins with a sum in brackets."""
     if isinstance(term, Value):
         return Value(term.number * factor)
     first = None if term.operator in ("+", "-") else _times(term.left, factor)
@@ -357,7 +383,7 @@ def _sum(expression: Expression) -> bool:
 
 
 def _unordered(expression: Expression) -> str:
-    """Return a key of a problem that is independent of the order of the operands of + and ×."""
+    """Return a key that identifies a problem. The key does not depend on the order of the operands of + and ×."""
     if isinstance(expression, Value):
         return str(expression.number)
     parts = [_unordered(expression.left), _unordered(expression.right)]
@@ -367,7 +393,10 @@ def _unordered(expression: Expression) -> str:
 
 
 def step_before(question: str, *, whole: bool) -> str:
-    """Return the last step before the answer, which a second agent can finish. If `whole` is False, its last part is missing."""
+    """Return the last step before the answer, from which a second agent can compute the answer.
+
+    If `whole` is false, only the first part of the step is returned.
+    """
     expression = parse_expression(question)
     assert isinstance(expression, Operation), f"not a question of this environment: {question}"
     left, right = work_out(expression.left), work_out(expression.right)
@@ -402,7 +431,10 @@ def step_before(question: str, *, whole: bool) -> str:
 
 
 def value_of(notes: str, *, whole: bool) -> str:
-    """Return the exact value of an expression, or of its first operand if `whole` is False; `?` if it cannot be computed."""
+    """Return the exact value of an expression, or `?` if the value cannot be computed.
+
+    If `whole` is false, only the first operand of the expression is evaluated.
+    """
     expression = parse_expression(notes.strip())
     if isinstance(expression, Operation) and not whole:
         expression = expression.left

@@ -1,4 +1,4 @@
-"""Base classes for your own environments: a subclass adds the tasks and the rewards for moves.
+"""Base classes for a user's own environments. A subclass adds the tasks and the rewards for moves.
 
     class Dice(BaseEnvironment):
         name: Literal["dice:Dice"] = "dice:Dice"
@@ -11,7 +11,8 @@
     class DiceState(BaseState):
         async def step(self, actions, final=None): ...
 
-`docs/tutorials/own_environment.md` has a complete example. Questions with one answer need less code: see `questions.py`.
+A complete example is in `docs/tutorials/own_environment.md`. An environment of questions with one answer needs less code with the
+base classes in `questions.py`.
 """
 
 from __future__ import annotations
@@ -29,26 +30,27 @@ from kapelle.types import Split, Task
 
 
 class BaseEnvironment(Settings):
-    """An environment for any team, with an endless supply of tasks and rewards from 0 to 1.
+    """An environment that accepts any team, with an unlimited number of tasks and rewards from 0 to 1.
 
-    A subclass adds `name`, `sources`, `task` and `start`, and overrides defaults that do not fit; see `kapelle.environment.Environment`.
+    A subclass adds `name`, `sources`, `task` and `start`, and overrides the defaults that do not fit.
+    `kapelle.environment.Environment` documents all methods.
     """
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """Minimum and maximum return of one agent in an episode."""
+        """The minimum and maximum return of one agent in an episode."""
         return (0.0, 1.0)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Accept any team; an override raises ConfigError for a team that does not fit."""
+        """Accept any team. An override of this method raises ConfigError if a team does not fit."""
 
     def size(self, split: Split) -> int | None:
-        """Return None: the supply of tasks is endless."""
+        """Return None, because the number of tasks is unlimited."""
         return None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
-        """Raise TypeError if a settings field has the name of a method or property of environments."""
+        """Raise TypeError if a settings field has the same name as a method or property of environments."""
         super().__pydantic_init_subclass__(**given)
         for part in ("reward_range", "sources", "check", "size", "task", "start"):
             if part in cls.model_fields:
@@ -59,7 +61,7 @@ class BaseEnvironment(Settings):
 
 
 def need_movers(actions: Mapping[str, str], movers: Sequence[str]) -> None:
-    """Raise EpisodeError unless exactly the movers acted."""
+    """Raise EpisodeError if the agents that acted are not exactly the agents that may move."""
     if set(actions) != set(movers) or not actions:
         raise EpisodeError(f"It is the turn of {tuple(movers)}, not of {tuple(actions)}.")
 
@@ -71,51 +73,51 @@ def _ascending(rewards: tuple[float, float]) -> tuple[float, float]:
 
 
 class StatedRewards(Settings):
-    """Settings of third-party environments, for which the user states the range of rewards."""
+    """Settings of third-party environments. The user states the range of the rewards."""
 
     rewards: Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ascending)] = (0.0, 1.0)
-    """Minimum and maximum return of an agent in an episode, before penalties; a return outside this range raises an error."""
+    """The minimum and maximum return of an agent in an episode, before penalties. A return outside this range raises an error."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range given by `rewards`."""
+        """The minimum and maximum return of an agent, as set in `rewards`."""
         return self.rewards
 
 
 class BaseState:
-    """An episode in which all agents read the task's question and move at once, until `over`.
+    """The state of an episode in which all agents read the task's question and move simultaneously until `over` is true.
 
     A subclass adds `step`, which returns immediate rewards and sets `rewards`, `success` and, at the end, `over`. The subclass
-    overrides `observe` if agents have private observations, and `movers` if they take turns.
+    overrides `observe` if agents have private observations, and `movers` if agents take turns.
     """
 
     def __init__(self, task: Task, agents: Sequence[str]) -> None:
-        """Begin an episode of a task for these agents, which are in team order."""
+        """Start an episode of a task. The agents are given in team order."""
         self.task, self.agents = task, tuple(agents)
         self.over = False
         self.rewards: dict[str, float] = {}
-        """Terminal reward of each agent, in addition to the rewards for moves."""
+        """The terminal reward of each agent, in addition to the rewards for moves."""
         self.success: float | None = None
         """The team's score in [0, 1]."""
 
     def observe(self, agent: str) -> str:
-        """Return this agent's observation: the question."""
+        """Return the agent's observation, which is the question by default."""
         return self.task.question
 
     def movers(self) -> tuple[str, ...]:
-        """Return all agents until the end, then an empty tuple."""
+        """Return all agents, or an empty tuple after the end of the episode."""
         return () if self.over else self.agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Apply the actions of the agents that moved; return the immediate reward of each (often an empty mapping)."""
+        """Apply the actions of the agents that moved. Returns the immediate reward of each agent (often an empty mapping)."""
         raise NotImplementedError
 
     def outcome(self) -> Outcome:
-        """Return the outcome."""
+        """Return the outcome of the episode with the terminal rewards and the team's score."""
         return Outcome(self.rewards, self.success)
 
     async def close(self) -> None:
-        """Free all resources; there are none by default."""
+        """Release all resources of the episode. The default implementation does nothing."""
 
 
 # -------- Reasoning before a move: `<think>…</think>`, then the move
@@ -126,11 +128,11 @@ class BaseState:
 _TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
 
 INVITATION = "You may think first, between <think> and </think>; only what you write after that is your move."
-"""The invitation in an observation if thinking is allowed."""
+"""The instruction in an observation that allows the player to think before a move."""
 
 
 def spoken(text: str) -> str | None:
-    """Return the part of a text after the last `</think>`. None if a `<think>` stays open."""
+    """Return the part of a text after the last `</think>`, or None if a `<think>` tag is not closed."""
     tags = list(_TAG.finditer(text))
     if not tags:
         return text
@@ -138,7 +140,7 @@ def spoken(text: str) -> str | None:
 
 
 def without_tags(text: str) -> str:
-    """Return a text without the tags, but with the text between them."""
+    """Return the text without its `<think>` and `</think>` tags. The text between the tags is kept."""
     return _TAG.sub("", text)
 
 
@@ -146,29 +148,29 @@ def without_tags(text: str) -> str:
 
 
 class Endless(Settings):
-    """Base class of environments whose tasks are games: a task is one game, and its text is empty."""
+    """Base class of environments whose tasks are episodes of a game. Each task is one episode, and its question is empty."""
 
     def size(self, split: Split) -> int | None:
-        """Return None: the supply of games is endless."""
+        """Return None, because the number of episodes is unlimited."""
         return None
 
     def task(self, split: Split, index: int) -> Task:
-        """Return one game."""
+        """Return the task at an index. The question of the task is empty."""
         return Task(f"{split}-{index}", "")
 
 
 RULES = ("full", "short", "none")
-"""Predefined values of `rules`; any other value is the user's own text."""
+"""Predefined values of the setting `rules`. Any other value is the text of the rules itself."""
 
 
 class GameSettings(Endless):
-    """Settings of every game."""
+    """Settings that all games have in common."""
 
     rules: str | None = None
-    """The beginning of every observation: `full` or `short` rules, `none`, or your own text; null means `none` if the
-    wording is `short`, else `full`."""
+    """The text at the beginning of every observation, which is `full`, `short`, `none`, or the text of the rules itself. If null,
+    `none` is used if the setting `wording` is `short`, and `full` otherwise."""
     thinking: bool = False
-    """True allows `<think>…</think>` before a move, which is then read after the last `</think>`."""
+    """Whether players may write `<think>…</think>` before a move. If true, the move is the text after the last `</think>`."""
 
     @field_validator("rules")
     @classmethod
@@ -181,17 +183,20 @@ class GameSettings(Endless):
         return rules
 
     def head(self, full: str, short: str, unset: str = "full") -> str:
-        """Return the beginning of every observation, which may be empty, given a game's full and short rules."""
+        """Return the text at the beginning of every observation, which may be empty.
+
+        `full` and `short` are the rules of the game in two lengths. `unset` is the value that is used if `rules` is null.
+        """
         word = self.rules or unset
         text = {"full": full, "short": short, "none": ""}.get(word, word)
         return "\n".join(part for part in (text, INVITATION if self.thinking else "") if part)
 
     def move_in(self, text: str) -> str | None:
-        """Return the part of a text that contains the move; None if thinking stays open."""
+        """Return the part of a text that contains the move, or None if a `<think>` tag is not closed."""
         return spoken(text) if self.thinking else text
 
     def check_moves(self) -> None:
-        """Raise ConfigError if players can think before they move; part of the protocol `Enumerable`."""
+        """Raise ConfigError if players may think before they move. This method is part of the protocol `Enumerable`."""
         if self.thinking:
             raise ConfigError(
                 "Moves after thinking have no exact probabilities. Set `environment.thinking: false`."

@@ -1,8 +1,8 @@
-"""The single-turn questions of the Berkeley Function Calling Leaderboard.
+"""Single-turn questions of the Berkeley Function Calling Leaderboard (BFCL).
 
-An agent reads a question and the schemas of tools, and writes tool calls, which are compared with the accepted calls that BFCL
-lists (by the rules of `grading.text.tool_call`) and never executed. In the category `irrelevance` the tools cannot help, so the
-correct answer has no call.
+An agent reads a question and the schemas of tools, and writes tool calls. The calls are not executed, but compared with the
+accepted calls that BFCL lists, by the rules in `grading.text.tool_call`. In the category `irrelevance`, no tool can help to answer
+the question, so a correct answer contains no tool call.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Category = Literal[
     "irrelevance",
 ]
 NO_CALL_IS_RIGHT: frozenset[Category] = frozenset({"irrelevance"})
-"""Categories without a file of accepted answers."""
+"""Categories in which a correct answer contains no tool call. BFCL publishes no file of accepted answers for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One question and its accepted calls."""
+    """A question with its tools and its accepted calls."""
 
     id: str
     question: str
@@ -58,21 +58,22 @@ class Item:
 
 
 class Bfcl(Questions, Reads):
-    """Questions whose answers are tool calls, graded by BFCL's accepted calls."""
+    """Questions whose answers are tool calls. The calls are compared with the accepted calls of BFCL."""
 
     name: Literal["bfcl"] = "bfcl"
     path: str = "bfcl"
-    """A folder with a file for each category (`simple_python.jsonl`) and a folder `possible_answer/` with files of the same names."""
+    """The folder with the data, which contains a file for each category (such as `simple_python.jsonl`) and a folder
+    `possible_answer/` with files of the same names."""
     categories: tuple[Category, ...] = Field(default=("simple_python", "multiple", "parallel"), min_length=1)
-    """The categories to read."""
+    """The categories of BFCL from which questions are read."""
     form: Form = "hermes"
-    """The format in which the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    """The format in which the agents' model writes tool calls, which is `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
-    """Share of the questions in the test split; a hash of its id decides the split of a question."""
+    """The fraction of the questions in the test split. A hash of a question's id determines its split."""
 
     @property
     def answers(self) -> Answers:
-        """Tool calls."""
+        """The grader of answers. An answer consists of tool calls."""
         return Answers(
             lambda text, task: grade_tool_call(text, task.data["accepted"], (self.form,), self._tools(task)),
             self._normal_form,
@@ -84,7 +85,7 @@ class Bfcl(Questions, Reads):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the folder and the share of each split."""
+        """Descriptions of the folder with the data and of the fraction of questions in each split."""
         names = ", ".join(self.categories)
         return {
             "train": f"{self.path} ({names}), {1 - self.test_share:.0%} of the questions, by a hash of the id",
@@ -99,7 +100,7 @@ class Bfcl(Questions, Reads):
         )
 
     def contents(self) -> Mapping[str, str]:
-        """Return the hash of each file."""
+        """Return the hash of each input file."""
         return {
             name: content
             for category in self.categories
@@ -107,7 +108,7 @@ class Bfcl(Questions, Reads):
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every category; raise DataError if a file is missing, empty or malformed."""
+        """Read the files of all categories. Raises DataError if a file is missing, empty or malformed."""
         for split in ("train", "test"):
             if not self._items(split):
                 raise DataError(
@@ -116,17 +117,17 @@ class Bfcl(Questions, Reads):
                 )
 
     def size(self, split: Split) -> int | None:
-        """Return the number of questions."""
+        """Return the number of questions in a split."""
         return len(self._items(split))
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the question at an index, preceded by its tools."""
+        """Return the question at an index, preceded by a description of its tools."""
         item = self._items(split)[index]
         question = f"{tools_prompt(item.tools, self.form)}\n\n{item.question}"
         return Task(f"{split}-{index}", question, {"id": item.id, "accepted": list(item.accepted)})
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return the question's id."""
+        """Return the id of the question in BFCL."""
         return {"id": task.data["id"]}
 
     def _normal_form(self, text: str) -> str | None:
@@ -137,7 +138,7 @@ class Bfcl(Questions, Reads):
         return "\n".join(sorted(write_calls([call], "pythonic") for call in calls)) or None
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the first accepted calls, or a sentence if the correct answer has no call."""
+        """Return the first accepted calls, or a sentence without a call if the correct answer contains no call."""
         calls = gold_calls(task.data["accepted"], self._tools(task))
         return write_calls(calls, self.form) if calls else "None of these tools can help."
 
@@ -145,7 +146,7 @@ class Bfcl(Questions, Reads):
 def gold_calls(
     accepted: Sequence[Mapping[str, Mapping[str, Json]]], tools: Sequence[Json] = ()
 ) -> list[ReadCall]:
-    """Return the shortest accepted calls, each with the first accepted value of every required argument."""
+    """Return the shortest accepted calls. Each call contains the first accepted value of every required argument."""
     return [
         ReadCall(
             name,
@@ -174,7 +175,7 @@ def _plain(value: Json) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The questions of a category, and the hashes of its files."""
+    """The questions of one category in each split, and the hashes of the files that were read."""
 
     items: Mapping[Split, tuple[Item, ...]]
     contents: Mapping[str, str]

@@ -1,11 +1,11 @@
-"""Programming problems with tests: MBPP, HumanEval, programs that read and print, and problems generated from templates.
+"""Programming problems with tests, from MBPP, HumanEval, programs that read and print, or templates.
 
-Programs run only in the sandbox. With `max_attempts` above 1, an agent reads the report on the shown tests and writes
-another program. This needs a workflow in which the environment decides who moves (`parallel`, `tool_use`). Workflows that
-end with one answer (`solo`, `chain`) accept one program.
+Programs run only in the sandbox. If `max_attempts` is above 1, an agent reads a report on the shown tests after an incorrect
+program and writes another program. Several attempts require a workflow in which the environment decides which agent moves
+(`parallel`, `tool_use`). Workflows that end with one answer (`solo`, `chain`) accept one program per episode.
 
-A problem defines the prompt, the tests that the prompt shows, and how a program is graded. Everything else stays in this
-process or in the tests' own sandbox.
+A problem defines the prompt, the tests that are shown in the prompt, and how a program is graded. Everything else about a problem
+stays in the environment's process or in the separate sandbox of the tests.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ from kapelle.types import Json, Message, Split, Task
 
 Rows = Literal["mbpp", "humaneval", "stdio"]
 Format = Literal[Rows, "generated"]
-"""`mbpp`: rows of MBPP (2108.07732), sanitized or not. `humaneval`: rows of HumanEval (2107.03374) or BigCodeBench (2406.15877). `stdio`:
-programs that read and print, and functions in the format of APPS or LiveCodeBench (see `stdio_problem`). `generated`: problems from
-templates, which need no data (see `environments.programming`)."""
+"""The format of the problems. `mbpp`: rows of MBPP (arXiv:2108.07732), sanitized or not. `humaneval`: rows of HumanEval
+(arXiv:2107.03374) or BigCodeBench (arXiv:2406.15877). `stdio`: programs that read and print, and functions in the format of APPS or
+LiveCodeBench (see `stdio_problem`). `generated`: problems generated from templates, which need no data (see
+`environments.programming`)."""
 
 
 # -------- Problems in the formats of published data sets: MBPP, HumanEval, standard input and output
@@ -71,29 +72,30 @@ templates, which need no data (see `environments.programming`)."""
 
 @dataclass(frozen=True, slots=True)
 class CodeProblem:
-    """One problem."""
+    """A programming problem with its tests."""
 
     prompt: str
-    """The agent's prompt."""
+    """The prompt of the agent."""
     shown: tuple[str, ...]
-    """The first tests, as the prompt shows them; the other tests are never shown."""
+    """The first tests, in the form in which the prompt shows them. The other tests are never shown to agents."""
     grade: Callable[[str, Backend, Limits], CodeGrade]
-    """Runs a program against all tests and blocks until they end. Raises SandboxError if the sandbox is unavailable."""
+    """A function that runs a program against all tests and returns when the tests have ended. The function raises SandboxError if the
+    sandbox is unavailable."""
     solution: str | None
-    """A correct program, if the data contain one."""
+    """A correct program, or None if the data contain none."""
     begun: str = ""
-    """The beginning of the program, which a completion may continue."""
+    """The beginning of the program that is given in the prompt. A completion may continue this code."""
     question: Question | None = None
-    """The prompt as the row's conversation, if the row has one."""
+    """The prompt as a conversation, or None if the row contains no conversation."""
     untrusted: str = ""
-    """Why a program could fool the tests; empty if no program can."""
+    """The reason why a program could manipulate the result of the tests, or an empty string if no program can."""
 
 
 def mbpp_problem(row: DataRow) -> CodeProblem:
-    """Return the problem of an MBPP row, sanitized or not. The first assert is shown; all are graded.
+    """Return the problem in a row of MBPP, sanitized or not. The prompt shows the first assertion, and all assertions are graded.
 
-    Raises DataError if the row has another format. The reference solution decides which names the tests take from the candidate: if
-    a program defines `set` or `abs`, the tests use this definition only if the problem requires such a function.
+    Raises DataError if the row has a different format. The reference solution determines which names the tests take from the
+    candidate: if a program defines `set` or `abs`, the tests use this definition only if the problem requires such a function.
     """
     fields = row.fields
     try:
@@ -109,11 +111,11 @@ def mbpp_problem(row: DataRow) -> CodeProblem:
 
 
 def humaneval_problem(row: DataRow) -> CodeProblem:
-    """Return the problem of a HumanEval or BigCodeBench row; only the examples in its docstring are shown.
+    """Return the problem in a row of HumanEval or BigCodeBench. Agents see only the examples in the docstring of the function.
 
-    Raises DataError if the row has another format. A program may define the function or continue where the prompt ends; in both
-    cases it can use the prompt's imports and helpers. The `check` function, or the test case, counts as one test, so there is no
-    partial credit.
+    Raises DataError if the row has a different format. A program may define the function or continue at the end of the prompt, and
+    can use the imports and helper functions of the prompt. The `check` function, or the test case, counts as one test, so there is
+    no partial credit.
     """
     fields = row.fields
     try:
@@ -145,7 +147,7 @@ def _of_programs(
 
 
 def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the top-level names of a solution that `programs` use, and which of these names are classes."""
+    """Return the top-level names in a solution that are used by `programs`, and the subset of these names that are classes."""
     body = [node for node in tree_of(solution).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     nodes = [node for program in programs for node in ast.walk(tree_of(program))]
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -154,15 +156,15 @@ def _shared_names(solution: str, programs: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> CodeProblem:
-    """Return a problem for a program that reads standard input and prints; its text is in the field named by `question`.
+    """Return the problem in a row for a program that reads standard input and prints, or for a function.
 
-    Tests are in `public_tests`, `private_tests` and `generated_tests` (CodeContests:
-    `{"input": […], "output": […]}`, or a list of `{"input": …, "output": …}`), or in the field named by `tests` (APPS's
-    `input_output`: `{"inputs": […], "outputs": […]}`, or the same as a JSON string). Only public tests are shown; tests in the
-    field `tests` are private. `solution`, or the first of `solutions` (CodeContests: in Python 3), is a correct program.
-    `tolerance` applies to printed real numbers. If `fn_name` is given with the inputs (APPS), each input is a list of arguments of
-    that function. If `testtype` is `functional` (LiveCodeBench: `public_test_cases`, `private_test_cases`), each line of an input
-    is one argument in JSON.
+    The text of the problem is in the field named by `question`. Tests are in the fields `public_tests`, `private_tests` and
+    `generated_tests`, or in the field named by `tests`. Only public tests are shown. The fields have the format of CodeContests
+    (`{"input": […], "output": […]}`, or a list of `{"input": …, "output": …}`) or of `input_output` in APPS (`{"inputs": […],
+    "outputs": […]}`, also as a JSON string). The field `solution`, or the first Python 3 program in `solutions` (CodeContests), is
+    a correct program. The field `tolerance` applies to printed real numbers. If the tests contain `fn_name` (APPS), each input is a
+    list of arguments of that function. If `testtype` is `functional` (LiveCodeBench, with the fields `public_test_cases` and
+    `private_test_cases`), each line of an input is one argument in JSON.
     """
     called = _function(row, tests) or _functional(row, tests)
     if called is not None:
@@ -190,12 +192,12 @@ def stdio_problem(row: DataRow, question: str, tests: str = "input_output") -> C
 
 
 def _example(read: str, printed: str) -> str:
-    """Return a test in the form in which the prompt shows it."""
+    """Return a test in the form in which it is shown in the prompt."""
     return f"Input:\n{read.rstrip()}\nOutput:\n{printed.rstrip()}"
 
 
 def generated_problem(made: Programming) -> CodeProblem:
-    """Return the problem of a template, whose shown tests are the first ones."""
+    """Return the problem that was generated from a template. The prompt shows the first tests."""
     calls = tuple(CallTest(made.function, arguments, expected) for arguments, expected in made.tests)
     return CodeProblem(
         made.prompt,
@@ -207,7 +209,7 @@ def generated_problem(made: Programming) -> CodeProblem:
 
 PUBLIC = ("public_tests", "public_test_cases")
 PRIVATE = ("private_tests", "private_test_cases", "generated_tests")
-"""Fields that contain tests; the names that end in `_cases` are LiveCodeBench's."""
+"""Fields that contain private tests. The names that end in `_cases` occur in LiveCodeBench."""
 
 
 def _tests(row: DataRow, fields: Sequence[str], tolerance: float) -> tuple[OutputTest, ...]:
@@ -248,7 +250,10 @@ def _parsed(row: DataRow, field: str) -> Json:
 
 
 def _functional(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tuple[str, ...]] | None:
-    """Return the function of a row in LiveCodeBench's format, its calls and the shown calls; None for whole programs."""
+    """Return the function name, all test calls and the shown tests of a row in the format of LiveCodeBench.
+
+    Returns None if the row has no functional tests, which means that its tests are for a whole program.
+    """
     calls = list[CallTest]()
     shown = list[str]()
     others = 0
@@ -277,7 +282,7 @@ def _functional(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tu
 
 
 def _func_name(row: DataRow) -> str:
-    """Return the function name in a LiveCodeBench row."""
+    """Return the name of the function that a row of LiveCodeBench tests."""
     about = _parsed(row, "metadata")
     name = about.get("func_name") if isinstance(about, Mapping) else None
     if not (isinstance(name, str) and name.isidentifier()):
@@ -288,7 +293,10 @@ def _func_name(row: DataRow) -> str:
 
 
 def _function(row: DataRow, tests: str) -> tuple[str, tuple[CallTest, ...], tuple[str, ...]] | None:
-    """Return the function of a row in APPS's format, its calls, and an empty tuple of shown calls; None for whole programs."""
+    """Return the function name, all test calls and an empty tuple (for the shown tests) of a row in the format of APPS.
+
+    Returns None if the row has no function name, which means that its tests are for a whole program.
+    """
     value = _parsed(row, tests)
     if not isinstance(value, Mapping) or value.get("fn_name") is None:
         return None
@@ -309,7 +317,7 @@ def _lists(value: Json) -> list[Any]:
 
 
 PYTHON_3 = 3
-"""The number of the language in CodeContests."""
+"""The number that represents Python 3 in the language fields of CodeContests."""
 
 
 def _solution(row: DataRow) -> str | None:
@@ -339,7 +347,7 @@ def _weights(weights: Mapping[RewardPart, float]) -> Mapping[RewardPart, float]:
 
 RewardWeights = Annotated[Mapping[RewardPart, float], AfterValidator(_weights)]
 MBPP_SPLITS: Mapping[Split, range] = {"train": range(601, 975), "test": range(11, 511)}
-"""The `task_id`s of MBPP's published splits. The ids 1 to 10 are for prompts, and 511 to 600 for validation."""
+"""The ranges of `task_id` in the published splits of MBPP. The ids 1 to 10 are intended for prompts, and 511 to 600 for validation."""
 
 
 # -------- Imports that a program can omit
@@ -356,12 +364,16 @@ from typing import *
 from builtins import *
 import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
 """
-"""The imports that LeetCode and the graders of APPS and LiveCodeBench provide; `pow` and `abs` remain Python's own functions,
-and `bisect` remains a module."""
+"""The imports that LeetCode and the graders of APPS and LiveCodeBench provide. The built-in functions `pow` and `abs` are not
+replaced, and `bisect` remains a module."""
 
 
 def headed(header: str, program: str) -> str:
-    """Return a header followed by a program. The program's `from __future__ import …` lines come first, as Python requires."""
+    """Return a header followed by a program.
+
+    Lines such as `from __future__ import …` are moved from the program to the beginning of the result, because Python requires them
+    there.
+    """
     try:
         body = tree_of(program).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -381,14 +393,15 @@ ALLOW = "set `environment.untrusted_tests: allow` to use them"
 
 NO_PROGRAM = CodeGrade((), explanation="no program was found")
 SHOWN_CHARACTERS = 1000
-"""Maximum number of characters of one test's report that an agent reads."""
+"""The maximum number of characters of each test's explanation that an agent reads."""
 
 
 class CodeState(BaseState, Scorable, Retriable):
-    """One problem; every agent that acts writes its own programs, and the last one determines its reward.
+    """The state of one problem. Each agent that acts writes its own programs, and an agent's last program determines its reward.
 
-    After an incorrect program, an agent reads the report on the shown tests and may write another program. For the hidden
-    tests, the report states only that not all passed, because the program's output or exceptions could reveal their inputs.
+    After an incorrect program, an agent reads a report on the shown tests and may write another program. For the hidden tests, the
+    report states only that not all of them passed, because the program's output or exceptions could reveal the inputs of these
+    tests.
     """
 
     def __init__(
@@ -412,18 +425,21 @@ class CodeState(BaseState, Scorable, Retriable):
         self._finals: list[CodeGrade] = []
 
     def allow_answers(self, most: int) -> None:
-        """Accept up to this many programs from the team, one after another, until one passes all tests."""
+        """Allow the team to submit up to `most` programs, one after another, until a program passes all tests."""
         self._most = self._max_attempts = most
 
     def observe(self, agent: str) -> str:
-        """Return the problem, or the report on the last program of the agent (of the team, if it may submit several)."""
+        """Return the problem, or after an incorrect program the report on the agent's last program.
+
+        If the team may submit several programs as its answer, the report is on the team's last program.
+        """
         grades = self._finals if self._most > 1 and self._finals else self._attempts[agent]
         if not grades:
             return self._problem.prompt
         return feedback(grades[-1], self._problem.shown, len(grades), self._max_attempts)
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents without a correct program that may write another one."""
+        """Return the agents that may write another program because they have attempts left and no correct program."""
         if self.over:
             return ()
         if (
@@ -437,9 +453,10 @@ class CodeState(BaseState, Scorable, Retriable):
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Run the programs in these texts; raise EpisodeError for an unknown agent or if the tests could not be run.
+        """Run the programs in the agents' texts. Raises EpisodeError if an agent is unknown or the tests could not be run.
 
-        A `final` text is the team's answer. It ends the episode, unless it fails and the team may still submit another answer.
+        The text `final` is the answer of the team and ends the episode, unless its program fails and the team may submit another
+        answer.
         """
         require_agents(actions, self._attempts)
         for agent in actions:
@@ -456,7 +473,7 @@ class CodeState(BaseState, Scorable, Retriable):
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return the reward of the program in a text, without counting it as an attempt."""
+        """Return the reward of the program in a text. The program does not count as an attempt."""
         return self._reward(text, await self._graded(text))
 
     async def _graded(self, text: str) -> CodeGrade:
@@ -474,7 +491,10 @@ class CodeState(BaseState, Scorable, Retriable):
         return grade.score if self._settings.partial_credit else float(grade.solved)
 
     def _reward(self, text: str, grade: CodeGrade) -> float:
-        """Return the score of the tests, or the weighted mean of `reward_weights`."""
+        """Return the reward of a program.
+
+        The reward is the score of the tests or, if `reward_weights` is set, the weighted mean of its parts.
+        """
         weights = self._settings.reward_weights
         if not weights:
             return self._score(grade)
@@ -482,7 +502,7 @@ class CodeState(BaseState, Scorable, Retriable):
         return sum(weight * parts[part] for part, weight in weights.items()) / sum(weights.values())
 
     def _parts(self, text: str, grade: CodeGrade) -> dict[RewardPart, float]:
-        """Return every part of the reward that has a weight, in [0, 1]."""
+        """Return the value in [0, 1] of each part of the reward that is listed in `reward_weights`."""
         program = program_of(text) or ""
         begun = self._problem.begun
         if (
@@ -505,7 +525,7 @@ class CodeState(BaseState, Scorable, Retriable):
         return parts
 
     def outcome(self) -> Outcome:
-        """Return the rewards of the last programs; the outcome is truncated if no agent acted."""
+        """Return the outcome with the reward of each agent's last program. The outcome is truncated if no agent acted."""
         last = {agent: grades[-1] for agent, grades in self._attempts.items() if grades}
         rewards = {agent: self._reward(self._texts[agent], grade) for agent, grade in last.items()}
         # Success depends only on the score of the tests.
@@ -528,7 +548,10 @@ class CodeState(BaseState, Scorable, Retriable):
 
 
 def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) -> str:
-    """Return what an agent reads after an incorrect program; for hidden tests this is only whether all passed."""
+    """Return the report that an agent reads after an incorrect program.
+
+    For the hidden tests, the report states only that not all of them passed.
+    """
     begin = f"Attempt {attempt} of {most} failed."
     end = "Answer with the whole program again, in one block that opens with ```python and closes with ```."
     if grade is NO_PROGRAM:
@@ -546,52 +569,57 @@ def feedback(grade: CodeGrade, shown: Sequence[str], attempt: int, most: int) ->
 
 
 class Code(DataSettings, Answerable, Scripted):
-    """Programming problems, graded by running their tests on the programs of agents."""
+    """Programming problems. The programs of agents are graded by running tests."""
 
     name: Literal["code"] = "code"
     format: Format = "mbpp"
-    """The format of the rows; `generated` reads no rows."""
+    """The format of the problems, which is `mbpp`, `humaneval`, `stdio` or `generated`. With `generated`, no data are read."""
     difficulty: Annotated[Difficulty, up_to(3)] = (1, 3)
-    """For generated problems: the easiest and the hardest level, from 1 to 3."""
+    """The minimum and maximum difficulty of generated problems, from 1 to 3."""
     templates: tuple[str, ...] = ()
-    """For generated problems: the templates to draw from; empty means all templates of the given difficulty."""
+    """The templates from which problems are generated. If empty, all templates of the given difficulty are used."""
     held_out: HeldOut = "problem"
-    """For generated problems: the test split differs from the training split in its parameters (`problem`) or templates (`template`)."""
+    """How the test split of generated problems differs from the training split: in the parameters of the problems (`problem`) or in
+    their templates (`template`)."""
     seed: int = 0
-    """For generated problems: a different seed gives different problems in a different order, with the same split."""
+    """The seed of the problem generator. Different seeds generate different problems in a different order, but the split of a problem
+    does not depend on the seed."""
     path: str = "google-research-datasets/mbpp"
     config: str | None = "full"
     published_split: bool = True
-    """Whether a single MBPP file is split by `task_id` as published: train 601 to 974, test 11 to 510."""
+    """Whether the rows of a single MBPP file are split by `task_id` as published: 601 to 974 for training and 11 to 510 for testing."""
     question_field: str = "question"
-    """Field with the problem's text in `format: stdio`; dots reach into objects. If the field holds a conversation, its system message
-    becomes the system message of the task."""
+    """The field that contains the text of the problem in the format `stdio`. A dot in the name selects a field inside an object. If
+    the field contains a conversation, its system message becomes the system message of the task."""
     tests_field: str = "input_output"
-    """Field with the private tests in `format: stdio`; in verl's rows it is `reward_model.ground_truth`."""
+    """The field that contains the private tests in the format `stdio`. In rows of verl, this field is `reward_model.ground_truth`."""
     max_attempts: int = Field(default=1, ge=1)
-    """How many programs an agent may write; the last one counts."""
+    """The maximum number of programs that an agent may write. The reward depends on the last program."""
     partial_credit: bool = False
-    """True: the reward is the share of tests that pass. False: 1 if all pass, else 0."""
+    """Whether the reward is the fraction of tests that pass. If false, the reward is 1 if all tests pass, and 0 otherwise."""
     reward_weights: RewardWeights = Field(default={})
-    """Part of the reward → its weight; the reward is the weighted mean of the parts. If empty, the reward is the score of the tests.
-    `passed`: share of tests that pass; `solved`: 1 if all tests pass, else 0; `runs`: share of tests that end without an exception;
-    `syntax`: 1 for a program that parses, else the share of lines before the error; `style`: agreement with common conventions
-    (`grading.code.style`), times `passed`. Success is always the score of the tests."""
+    """Mapping from the parts of the reward to their weights. The reward is the weighted mean of the parts. If empty, the reward is the
+    score of the tests. The part `passed` is the fraction of tests that pass. The part `solved` is 1 if all tests pass, and 0
+    otherwise. The part `runs` is the fraction of tests that end without an exception. The part `syntax` is 1 for a program that can
+    be parsed, and otherwise the fraction of lines before the syntax error. The part `style` is the agreement with common
+    conventions (`grading.code.style`), multiplied by `passed`. The success of an episode is always the score of the tests."""
     untrusted_tests: Literal["exclude", "allow"] = "exclude"
-    """What to do with problems whose tests a program could fool. `exclude`: they are excluded from training and evaluation. `allow`:
-    their tests run in the program's process, and their episodes record `trusted: false`. See the page of this environment."""
+    """How to handle problems whose tests can be manipulated by a program. `exclude`: the problems are excluded from training and
+    evaluation. `allow`: the tests run in the process of the program, and the episodes record `trusted: false`. The documentation
+    page of this environment explains the risk."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
-    """The sandbox for programs: `bubblewrap`, `docker`, or `unsafe_subprocess`, which provides no isolation."""
+    """The sandbox in which programs run, which is `bubblewrap`, `docker`, or `unsafe_subprocess` (no isolation)."""
     cpu_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
-    """CPU seconds that a program may use for all tests together (for each test, if the program reads and prints)."""
+    """Maximum CPU time in seconds of a program for all tests together. In the format `stdio`, the limit applies to each test if the
+    program reads standard input."""
     wall_s: Annotated[float, FREE] = Field(default=20.0, gt=0.0)
-    """Wall-clock seconds that a program may take, including waiting and delays on a busy machine."""
+    """Maximum wall-clock time in seconds of a program, including waiting and delays on a busy machine."""
     memory_mb: Annotated[int, FREE] = Field(default=512, ge=64)
-    """Mebibytes that a program may use."""
+    """Maximum memory of a program in MiB."""
     output_mb: Annotated[int, FREE] = Field(default=1, ge=1)
-    """Mebibytes that a program may print beyond the expected output."""
+    """Maximum amount of output, in MiB, that a program may print beyond the expected output."""
     parallel: Annotated[int, FREE] = Field(default=2, ge=1)
-    """Programs graded in parallel; the others wait."""
+    """The maximum number of programs that are graded in parallel. Further programs wait."""
 
     @model_validator(mode="after")
     def _fits(self) -> Code:
@@ -612,7 +640,7 @@ class Code(DataSettings, Answerable, Scripted):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the file or hub split of each split, or the templates of generated problems."""
+        """Descriptions of the file or hub split from which each split is read, or of the templates of generated problems."""
         if self.format == "generated":
             if self.held_out == "problem":
                 return describe("programming problems", self.difficulty)
@@ -640,11 +668,11 @@ class Code(DataSettings, Answerable, Scripted):
         return candidates(split, self.difficulty, self.templates, self.held_out)
 
     def contents(self) -> Mapping[str, str]:
-        """Return the hash of each file or hub split; empty for generated problems."""
+        """Return the hash of each file or hub split that was read. For generated problems, the mapping is empty."""
         return {} if self.format == "generated" else super().contents()
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return which rows of each split are excluded and why; empty for generated problems."""
+        """Return a description of the excluded rows of each split, with reasons. For generated problems, the mapping is empty."""
         if self.format == "generated":
             return {}
         found = dict(super().skipped())
@@ -665,7 +693,7 @@ class Code(DataSettings, Answerable, Scripted):
 
     @cached_property
     def rows(self) -> Splits:
-        """The usable rows of both splits. The message of a DataError also suggests generated problems, which need no data."""
+        """The usable rows of both splits. If the data are missing, the error message suggests generated problems, which need no data."""
         try:
             return super().rows
         except DataError as fault:
@@ -695,7 +723,7 @@ class Code(DataSettings, Answerable, Scripted):
 
     @cached_property
     def _usable(self) -> Mapping[Split, tuple[CodeProblem, ...]]:
-        """The problems that the settings allow."""
+        """The problems that may be used, given the setting `untrusted_tests`."""
         if self.untrusted_tests == "allow":
             return self._problems
         usable = {
@@ -708,16 +736,16 @@ class Code(DataSettings, Answerable, Scripted):
         return usable
 
     def untrusted_count(self, split: Split) -> int:
-        """Return how many problems have tests that a program could fool."""
+        """Return the number of problems whose tests can be manipulated by a program."""
         return sum(bool(each.untrusted) for each in self._problems[split])
 
     def _untrusted(self, split: Split) -> str:
-        """Return a sentence on how many problems have tests that a program could fool; empty if there are none."""
+        """Return a phrase with the number of problems whose tests can be manipulated, or an empty string if there are no such problems."""
         count, total = self.untrusted_count(split), len(self._problems[split])
         return f"{count:,} of {total:,} problems have tests that a program could fool" if count else ""
 
     def remarks(self) -> Sequence[str]:
-        """Return how many problems have untrusted rewards, if they are allowed."""
+        """Return, for each split, a message with the number of problems with untrusted rewards, if such problems are allowed."""
         if self.format == "generated" or self.untrusted_tests == "exclude":
             return ()
         found = [(split, self._untrusted(split)) for split in self._problems]
@@ -727,7 +755,7 @@ class Code(DataSettings, Answerable, Scripted):
 
     @property
     def limits(self) -> Limits:
-        """The limits for each program."""
+        """The resource limits of each program."""
         mebi = 1024**2
         # Returned values are larger than printed output, so these limits leave room for returned values.
         output = self.output_mb * mebi if self.format == "stdio" else max(self.output_mb * mebi, REPLIES)
@@ -735,20 +763,20 @@ class Code(DataSettings, Answerable, Scripted):
         return Limits(self.wall_s, self.cpu_s, self.memory_mb * mebi, output_bytes=output, patience=9.0)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits and check the sandbox.
+        """Read both splits and check that the sandbox is available.
 
-        Raises DataError for a row with another format, and SandboxError if this machine lacks the sandbox.
+        Raises DataError if a row has a different format, and SandboxError if the sandbox is unavailable on this machine.
         """
         if self.format != "generated":
             _ = self._usable
         require(backend(self.sandbox))
 
     def size(self, split: Split) -> int | None:
-        """Return the number of problems; None for generated problems, whose supply is endless."""
+        """Return the number of problems in a split, or None for generated problems, whose number is unlimited."""
         return None if self.format == "generated" else len(self._usable[split])
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the problem at an index, without its tests."""
+        """Return the problem at an index. The task does not contain the tests."""
         problem = self._at(split, index)
         if problem.question is None:
             return Task(f"{split}-{index}", problem.prompt)
@@ -762,19 +790,19 @@ class Code(DataSettings, Answerable, Scripted):
         )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> CodeState:
-        """Start an episode. SandboxError for an unknown sandbox."""
+        """Start an episode and return its state. Raises SandboxError if the sandbox is unknown."""
         sandboxes = shared_pool(self.sandbox, self.limits, self.parallel)
         split, index = place_of(task.id)
         excluded = 0 if self.format == "generated" else self.untrusted_count(split)
         return CodeState(self._at(split, index), task, agents, sandboxes, self, excluded)
 
     def extract(self, text: str) -> str | None:
-        """Return the program in a text; equal programs count as the same vote."""
+        """Return the program in a text, or None if there is none. In a vote, identical programs count as the same answer."""
         program = program_of(text)
         return None if program is None else program.strip()
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the data set's solution; raise DataError if it has none."""
+        """Return the solution from the data set as a code block. Raises DataError if the data set contains no solution."""
         solution = self._at(*place_of(task.id)).solution
         if solution is None:
             raise DataError(f"The problem {task.id} of '{self.path}' has no solution.")

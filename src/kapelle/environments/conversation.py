@@ -1,7 +1,8 @@
-"""Conversations in which an assistant must discover a user's wishes; its reward is the user's satisfaction.
+"""Conversations in which an assistant must find out a user's wishes. The reward is the satisfaction of the user.
 
 The user is a script, or an agent of the team, such as a frozen model. Only the user knows its wishes. The assistant reads the
-user's messages, asks questions, and ends with a line that makes a booking. The environment compares the booking with the wishes.
+user's messages, asks questions, and ends the conversation with a line that makes a booking. The environment compares the booking
+with the wishes.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from kapelle.types import Json, Message, Split, Task
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """Something to arrange for a user."""
+    """A task that an assistant arranges for a user, such as booking a table."""
 
     wants: str
-    """The rest of the user's first sentence, after `I would like to`."""
+    """The end of the user's first sentence, which begins with `I would like to`."""
     slots: Mapping[str, Sequence[str]]
-    """Name of a thing that may matter to the user → its possible values, one word each."""
+    """Mapping from the name of a slot of the booking to the slot's possible values. Each value is a single word."""
 
 
 ERRANDS: Mapping[str, Errand] = {
@@ -52,42 +53,48 @@ ERRANDS: Mapping[str, Errand] = {
 }
 ErrandName = Literal["table", "train", "repair", "parcel"]
 Persona = Literal["terse", "open", "talkative"]
-"""A `terse` user answers one question at a time. An `open` user answers all. A `talkative` user also states one wish at the start."""
+"""How a scripted user answers questions. A `terse` user answers one question at a time, an `open` user answers all questions of a
+message, and a `talkative` user also states one wish at the beginning."""
 SCRIPT = "script"
 READ = 2000
-"""Number of characters of a text that are searched for questions and bookings."""
+"""The maximum number of characters of a message that are searched for questions and bookings."""
 
 
 class UserConversation(BaseEnvironment, Scripted, Private):
-    """One errand for one user; all other agents are assistants, who answer in turn."""
+    """Conversations between one user and one or more assistants, who answer in turn."""
 
     name: Literal["conversation"] = "conversation"
     user: str = SCRIPT
-    """`script`, or the name of the agent that plays the user: a frozen model, an endpoint or an earlier version of a policy."""
+    """The user, which is `script` or the name of an agent (a frozen model, an endpoint or an earlier version of a policy)."""
     errands: tuple[ErrandName, ...] = Field(default=("table", "train", "repair", "parcel"), min_length=1)
-    """Errands of users, drawn uniformly."""
+    """The kinds of errands. The errand of each user is sampled uniformly."""
     difficulty: Annotated[Difficulty, up_to(4)] = (2, 4)
-    """Minimum and maximum number of wishes of a user, from 1 to 4."""
+    """The minimum and maximum number of a user's wishes, from 1 to 4."""
     things: int = Field(default=4, ge=1, le=4)
-    """Number of things that may matter to a user; they are the first of an errand's four."""
+    """The number of slots of a booking. The first slots of each errand are used; every errand has four slots."""
     personas: tuple[Persona, ...] = Field(default=("terse", "open", "talkative"), min_length=1)
-    """Styles of users, drawn uniformly."""
+    """The styles of users. The style of each user is sampled uniformly."""
     max_turns: int = Field(default=8, ge=1)
-    """Maximum number of messages from assistants; the conversation then ends, whatever the last booking is."""
+    """The maximum number of messages from assistants. After the last of these messages, the conversation ends, even if the last
+    booking is incorrect."""
     patience: int = Field(default=1, ge=0)
-    """Number of incorrect bookings that a scripted user tolerates; it leaves after one more."""
+    """The number of incorrect bookings that a scripted user tolerates. The user leaves after the next incorrect booking."""
     satisfaction: Literal["goals", "user"] = "goals"
-    """The reward. `goals`: the share of wishes in the last booking. `user`: a rating from 0 to 10 by the user's agent."""
+    """The reward before costs. `goals`: the fraction of wishes that the last booking satisfies. `user`: the rating from 0 to 10 that
+    the user's agent gives, divided by 10."""
     turn_cost: float = Field(default=0.02, ge=0.0, le=1.0)
-    """Cost of each message from an assistant; the reward is at least 0."""
+    """The cost that is subtracted from the reward for each message from an assistant. The reward is never below 0."""
     view: Literal["transcript", "latest"] = "transcript"
-    """What an agent reads: the whole conversation, or the new messages, for the workflow `play` with `memory: conversation`."""
+    """The part of the conversation that an agent reads: the whole `transcript`, or only the `latest` messages, for the workflow `play`
+    with `memory: conversation`."""
     wording: Literal["full", "short"] = "full"
-    """`full`: full sentences. `short`: only a few characters, for a tiny model."""
+    """The language of prompts and scripted messages. `full`: complete sentences. `short`: only a few characters, for a very small
+    model."""
     seed: int = 0
-    """A different seed gives different tasks in a different order. The split of the wishes stays the same."""
+    """The seed of the task generator. Different seeds generate different tasks in a different order, but the split of a user's wishes
+    does not depend on the seed."""
     flaws: Flaws = Field(default_factory=dict)
-    """Assistant → share of its demonstrations that guess a booking without asking."""
+    """Mapping from an assistant to the fraction of its demonstrations in which it guesses a booking without asking the user."""
 
     @model_validator(mode="after")
     def _possible(self) -> UserConversation:
@@ -103,11 +110,11 @@ class UserConversation(BaseEnvironment, Scripted, Private):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the generated users; a hash of a user's wishes decides the split."""
+        """Descriptions of the generated users of each split. A hash of a user's wishes determines the split."""
         return describe(f"users' wishes ({', '.join(self.errands)})", self.difficulty)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError if the user is not in the team, or is its only agent."""
+        """Raise ConfigError if the user's agent is not in the team or is the only agent of the team."""
         check_flaws(self.flaws, agents)
         if self.user != SCRIPT and self.user not in agents:
             raise ConfigError(
@@ -118,7 +125,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
             raise ConfigError(f"The user, '{self.user}', is the only agent of the team. Add an assistant.")
 
     def task(self, split: Split, index: int) -> Task:
-        """Return a user: its errand, wishes and persona."""
+        """Return the task at an index: a user with an errand, wishes and a style."""
         return draw_task(self.name, self.seed, split, index, self.difficulty, self._user)
 
     def _user(self, draw: random.Random, level: int) -> Problem:
@@ -132,28 +139,28 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return Problem("", data, f"{errand} {wishes}")
 
     def _slots(self, errand: str) -> Mapping[str, Sequence[str]]:
-        """Return the things that may matter, with their values."""
+        """Return the slots of a booking with their possible values."""
         return dict(list(ERRANDS[errand].slots.items())[: self.things])
 
     def private(self, task: Task, agent: str, agents: Sequence[str]) -> Sequence[str]:
-        """Return the user's wishes as the user reads them."""
+        """Return the user's wishes in the form in which the user's agent reads them. The result is empty for all other agents."""
         return (self.wishes(task),) if agent == self.user else ()
 
     def wishes(self, task: Task) -> str:
-        """Return the wishes, which only the user's agent reads."""
+        """Return a description of the user's wishes. Only the user's agent reads it."""
         listed = "; ".join(f"{slot}: {value}" for slot, value in task.data["wishes"].items())
         return (
             f"wish {listed}" if self.wording == "short" else f"Your wishes, which you alone know: {listed}."
         )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ConversationState:
-        """Start a conversation."""
+        """Start a conversation and return its state."""
         return ConversationState(self, task, agents)
 
     # -------- Instructions
 
     def assistants_head(self, task: Task) -> str:
-        """Return the instructions of an assistant: the things that may matter, and the form of a booking."""
+        """Return the instructions of an assistant, which contain the slots and the format of a booking."""
         errand = str(task.data["errand"])
         slots = list(self._slots(errand))
         if self.wording == "short":
@@ -191,7 +198,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return f"{slot}: {value}" if self.wording == "short" else f"As to the {slot}: {value}."
 
     def answer(self, task: Task, text: str) -> str:
-        """Return the scripted user's reply: the requested wishes, what is wrong with a booking, or a goodbye."""
+        """Return the scripted user's reply to a message: the wishes that it asks about, an error in its booking, or a goodbye."""
         booked, short = booking(text), self.wording == "short"
         wishes = task.data["wishes"]
         if booked is not None:
@@ -206,7 +213,7 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return (" " if not short else ",").join(self._wish(task, slot) for slot in answered)
 
     def _topics(self, task: Task, text: str) -> list[str]:
-        """Return the things that a text mentions by name or value, in the order in which it mentions them."""
+        """Return the slots that a text mentions by name or value, in order of their first mention."""
         words = re.findall(r"[a-z0-9:]+", text[:READ].casefold())
         slots = self._slots(str(task.data["errand"]))
         place = {word.strip(":"): k for k, word in reversed(list(enumerate(words)))}
@@ -217,7 +224,10 @@ class UserConversation(BaseEnvironment, Scripted, Private):
         return sorted((slot for slot, places in found.items() if places), key=lambda slot: min(found[slot]))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the user's reply, or the assistant's message: a question about each thing, then a booking that matches the replies."""
+        """Return a demonstration for the user or for an assistant.
+
+        The user answers the last message. An assistant asks about each slot and then makes a booking that matches the replies.
+        """
         short = self.wording == "short"
         read = [message.content for message in messages if message.role == "user"]
         if agent == self.user:
@@ -241,12 +251,15 @@ class UserConversation(BaseEnvironment, Scripted, Private):
 _BOOK = re.compile(r"^[ \t*>-]*BOOK\b[: \t]*(?P<pairs>[^\n]*)", re.IGNORECASE | re.MULTILINE)
 _PAIR = re.compile(r"(\w+) ?= ?([\w:]*\w)")
 RATE = "How satisfied are you, from 0 to 10?"
-"""The last question to the user's agent, with `satisfaction: user`."""
+"""The last question to the user's agent if `satisfaction` is `user`."""
 _NUMBER = re.compile(r"(?<![\d.,-])(10|\d)(?![\d]|[.,]\d)")
 
 
 def booking(text: str) -> dict[str, str] | None:
-    """Return the booking on the last line that begins with BOOK, as slot → value in lower case; None if there is no such line."""
+    """Return the booking on the last line that begins with BOOK, or None if there is no such line.
+
+    The booking is a mapping from slot to value, both in lower case.
+    """
     lines = list(_BOOK.finditer(text[:READ]))
     if not lines:
         return None
@@ -254,22 +267,22 @@ def booking(text: str) -> dict[str, str] | None:
 
 
 def rating(text: str) -> float | None:
-    """Return the satisfaction in [0, 1] from the first number from 0 to 10 in a text; None if there is no such number."""
+    """Return the first number from 0 to 10 in a text, divided by 10. Returns None if there is no such number."""
     found = _NUMBER.search(text[:READ])
     return None if found is None else int(found[1]) / 10
 
 
 class ConversationState(BaseState):
-    """One conversation."""
+    """The state of one conversation."""
 
     def __init__(self, settings: UserConversation, task: Task, agents: Sequence[str]) -> None:
         super().__init__(task, agents)
         self._settings = settings
         self._assistants = tuple(agent for agent in self.agents if agent != settings.user)
         self._messages: list[tuple[str, str]] = []
-        """Pairs (writer, text); the scripted user is called `script`."""
+        """The messages so far, as pairs (writer, text). The writer `script` is the scripted user."""
         self._read = dict.fromkeys(self.agents, 0)
-        """Agent → number of messages up to and including its last one."""
+        """Mapping from an agent to the number of messages up to and including the last message that it wrote."""
         self._answers = 0
         self._wrong = 0
         self._met = 0.0
@@ -286,7 +299,7 @@ class ConversationState(BaseState):
         return "Assistant" if len(self._assistants) == 1 else f"Assistant {who}"
 
     def observe(self, agent: str) -> str:
-        """Return the instructions and the messages; only the user reads the wishes."""
+        """Return the instructions and messages for an agent. Only the user's agent reads the wishes."""
         settings, latest = self._settings, self._settings.view == "latest"
         start = self._read[agent] if latest else 0
         lines = [
@@ -304,7 +317,7 @@ class ConversationState(BaseState):
         return "\n".join(lines)
 
     def movers(self) -> tuple[str, ...]:
-        """Return the user's agent, or the next assistant."""
+        """Return the agent that moves: the user's agent or the next assistant. Returns an empty tuple after the end of the conversation."""
         if self.over:
             return ()
         user = self._settings.user
@@ -313,7 +326,7 @@ class ConversationState(BaseState):
         return (self._assistants[self._answers % len(self._assistants)],)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take one message; raise EpisodeError unless exactly the mover acted."""
+        """Add one message to the conversation. Raises EpisodeError if any agent other than the mover acts."""
         movers = self.movers()
         need_movers(actions, movers)
         [(agent, text)] = actions.items()
@@ -348,7 +361,7 @@ class ConversationState(BaseState):
         return {}
 
     def _leave(self, why: Literal["user", "limit"]) -> None:
-        """End the conversation, or first request the user's rating if it is needed."""
+        """End the conversation. If the user's rating is needed, the user's agent is asked for the rating first."""
         self._ended = why
         if self._settings.satisfaction == "user":
             self._rates = True
@@ -363,7 +376,7 @@ class ConversationState(BaseState):
         self.success = self._met
 
     def outcome(self) -> Outcome:
-        """Return the satisfaction as the reward; an unfinished conversation is truncated and has no rewards."""
+        """Return the outcome with the satisfaction as the reward. An unfinished conversation is truncated and has no rewards."""
         info: dict[str, Json] = {
             **{key: self.task.data[key] for key in ("errand", "persona", "difficulty")},
             "wishes_met": self._met,

@@ -1,8 +1,8 @@
-"""Debates on a motion before a judge, between PRO and CON or any number of sides.
+"""Debates on a motion before a judge, between the sides PRO and CON or between any number of sides.
 
-Sides are assigned to agents in turn (the first argues PRO, the second CON, the third PRO). A rule-based judge scores evidence, structure
-and consistency and explains each score (`grading.text.argument`). A language model can judge instead; it compares every pair of
-sides in both orders.
+Sides are assigned to agents in turn (the first agent argues PRO, the second CON, the third PRO). A rule-based judge scores
+evidence, structure and consistency, and explains each score (`grading.text.argument`). Alternatively, a language model is the judge
+and compares every pair of sides in both orders.
 """
 
 from __future__ import annotations
@@ -37,30 +37,32 @@ Reward = Literal["score", "win", "zero_sum"]
 
 
 def _judge(judge: object) -> object:
-    """Accept a `JudgeEndpoint`; raise ValueError for a name other than `rules`."""
+    """Accept an instance of `JudgeEndpoint`. Raises ValueError for a string other than `rules`."""
     if isinstance(judge, str) and judge != "rules":
         raise ValueError("The judge must be `rules`, `{endpoint: …, model: …}` or `{path: …}`")
     return judge.model_dump() if type(judge) is JudgeEndpoint else judge
 
 
 class DebateTopics(UsesJudges, Reporting, Scripted):
-    """A debate on one motion: every agent gives `rounds` speeches, then a judge gives a verdict."""
+    """Debates in which every agent gives `rounds` speeches on a motion and a judge then gives a verdict."""
 
     name: Literal["debate_topics"] = "debate_topics"
     path: str | None = None
-    """A text file with one motion per line, or a JSON list of motions; null: kapelle's 40 built-in motions."""
+    """A text file with one motion per line, or a JSON file with a list of motions. If null, the 40 built-in motions are used."""
     sides: tuple[str, ...] = Field(default=("PRO", "CON"), min_length=2)
-    """Names of the sides, which are assigned to the agents in team order."""
+    """The names of the sides. Sides are assigned to the agents in team order."""
     rounds: int = Field(default=2, ge=1)
-    """Number of speeches by every agent."""
+    """The number of speeches that each agent gives."""
     together: bool = False
-    """True: the speeches of a round are simultaneous. False: agents speak one after another and read the earlier speeches."""
+    """Whether the agents give the speeches of a round simultaneously. If false, agents speak one after another and read all earlier
+    speeches."""
     reward: Reward = "win"
-    """`win`: 1 for the winning side and 0 for the others; tied sides share the 1. `zero_sum`: winners gain what the losers lose, in
-    [-1, 1]. `score`: each side's own score in [0, 1]."""
+    """How the verdict determines the rewards. `win`: 1 for the winning side and 0 for the other sides; tied sides share the 1.
+    `zero_sum`: a value in [-1, 1], such that the gains of the winners equal the losses of the other sides. `score`: the score of
+    each side in [0, 1]."""
     judge: Annotated[Literal["rules"] | EndpointJudge | ModelJudge, BeforeValidator(_judge)] = "rules"
-    """`rules`, the model of an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`). The models also accept
-    `cache`, `budget` and `concurrency`. In Python, `judged_by` accepts any engine."""
+    """The judge, which is `rules`, a model at an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`). A model
+    as judge also has the settings `cache`, `budget` and `concurrency`. In Python, the method `judged_by` accepts any engine."""
 
     @model_validator(mode="after")
     def _different(self) -> DebateTopics:
@@ -70,23 +72,23 @@ class DebateTopics(UsesJudges, Reporting, Scripted):
 
     @property
     def asked(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
-        """The judge, which is queried twice for each pair of sides."""
+        """The model that judges, if any, with the number of queries per episode (two for each pair of sides)."""
         pairs = len(self.sides) * (len(self.sides) - 1) // 2
         return [] if isinstance(self.judge, str) else [(self.judge, QuestionCounts(episode=2 * pairs))]
 
     @property
     def constant_sum(self) -> bool:
-        """Whether each side's gains are the losses of the other sides."""
+        """Whether the gains of each side equal the losses of the other sides."""
         return self.reward == "zero_sum"
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of the chosen `reward`."""
+        """The minimum and maximum reward, which depend on the setting `reward`."""
         return (-1.0, 1.0) if self.reward == "zero_sum" else (0.0, 1.0)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the motions of each split; a hash of a motion decides its split."""
+        """Descriptions of the motions of each split. A hash of a motion determines its split."""
         motions = self.path or "kapelle's built-in motions"
         return {"train": f"{motions}, 4 of 5", "test": f"{motions}, the others"}
 
@@ -95,11 +97,14 @@ class DebateTopics(UsesJudges, Reporting, Scripted):
 
     @property
     def alive(self) -> Sequence[str]:
-        """The judge, if it is an endpoint."""
+        """The judge if it is a model at an endpoint, because its verdicts may vary."""
         return [f"`judge` ({self.judge.model})"] if isinstance(self.judge, JudgeEndpoint) else []
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError unless all sides have the same number of agents, and DataError if motions cannot be read."""
+        """Check that all sides have the same number of agents and that the motions can be read.
+
+        Raises ConfigError for an unsuitable number of agents and DataError if motions cannot be read or are missing.
+        """
         if len(agents) % len(self.sides):
             raise ConfigError(
                 f"`debate_topics` has {len(self.sides)} sides ({', '.join(self.sides)}), but the team has {len(agents)} "
@@ -112,22 +117,22 @@ class DebateTopics(UsesJudges, Reporting, Scripted):
             query_endpoint(self.judge)
 
     def size(self, split: Split) -> int | None:
-        """Return the number of motions."""
+        """Return the number of motions in a split."""
         return len(self._motions(split))
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the motion at an index."""
+        """Return the task at an index, whose question is a motion."""
         return Task(f"{split}-{index}", self._motions(split)[index])
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> DebateState:
-        """Start a debate of one motion."""
+        """Start a debate on one motion and return its state."""
         query = self._ask
         if query is None and not isinstance(self.judge, str):
             query = self._judges.of(self.judge)
         return DebateState(self, task, agents, query)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a speech without substance, which demonstrates only the format."""
+        """Return a speech without substance, which demonstrates only the format of a speech."""
         motion = task.question.rstrip(".?!")
         last = messages[-1].content if messages else ""
         side = next((side for side in self.sides if f"You argue {side}." in last), self.sides[0])
@@ -155,7 +160,7 @@ def _read(path: str | None) -> tuple[str, ...]:
 
 
 class DebateState(BaseState):
-    """An episode of one motion."""
+    """The state of one debate."""
 
     def __init__(self, settings: DebateTopics, task: Task, agents: Sequence[str], ask: Ask | None) -> None:
         super().__init__(task, agents)
@@ -167,7 +172,7 @@ class DebateState(BaseState):
         self._why: dict[str, Json] = {}
 
     def observe(self, agent: str) -> str:
-        """Return the motion, the agent's side and all speeches so far."""
+        """Return the motion, the side of the agent and all speeches so far."""
         number = sum(who == agent for who, _ in self._speeches) + 1
         speeches = [f"{who} ({self._side[who]}): {text}" for who, text in self._speeches]
         opening = f"Motion: {self.task.question}\nYou argue {self._side[agent]}."
@@ -176,14 +181,20 @@ class DebateState(BaseState):
         )
 
     def movers(self) -> tuple[str, ...]:
-        """Return the next agent, or all agents with `together`; empty after the last round."""
+        """Return the agents that speak next, or an empty tuple after the last round.
+
+        If `together` is true, all agents speak next; otherwise, the agents speak one at a time.
+        """
         count = len(self._speeches)
         if count >= self._settings.rounds * len(self.agents):
             return ()
         return self.agents if self._settings.together else (self.agents[count % len(self.agents)],)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the speeches, and query the judge after the last one. Raise EpisodeError unless exactly the movers acted."""
+        """Add the speeches of the agents. After the last speech, query the judge.
+
+        Raises EpisodeError if the agents that act are not exactly the agents whose turn it is.
+        """
         movers = self.movers()
         need_movers(actions, movers)
         self._speeches.extend((agent, actions[agent]) for agent in movers)
@@ -221,7 +232,7 @@ class DebateState(BaseState):
         self._scores = {side: fmean(own) for side, own in points.items()}
 
     def outcome(self) -> Outcome:
-        """Return the rewards of each side; an unfinished debate is truncated and has no rewards."""
+        """Return the outcome with the reward of each agent. An unfinished debate is truncated and has no rewards."""
         info: dict[str, Json] = {"sides": dict(self._side)}
         if not self._scores:
             return Outcome({}, None, info, truncated=True)

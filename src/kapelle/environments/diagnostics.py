@@ -1,18 +1,20 @@
-"""Diagnostic environments: small games with a known optimum. Each game has one difficulty that distinguishes algorithms.
+"""Diagnostic environments: small games whose optimum is known. Each game has one difficulty that distinguishes algorithms.
 
-A game has one case for each task. Each agent is one player; the parameter `seat` of the methods is the player's number, from 0. The
-players write texts (usually one letter), in turn or simultaneously, and each receives a reward from 0 to 1. An observation contains
-everything that a player may know. `expected` computes the exact return of a team from its probability of every text. `landmarks` gives
-the returns of the best team, the best single agent, a team whose agents each give their best reply to random play, and random play.
+A game has a finite number of cases, and each task is one of them. Each agent is one player; the parameter `seat` of the methods is
+the number of the player, counted from 0. The players write texts (usually one letter), in turn or simultaneously, and each player
+receives a reward from 0 to 1. An observation contains everything that a player may know. The method `expected` computes the exact
+return of a team from the probability with which each player writes each text. The method `landmarks` computes reference returns: of
+the best team, of the best single agent among random players, of players that each give their best reply to random play, and of
+random play.
 
 | name | difficulty |
 |---|---|
-| `sum_game` | many agents share a sum to which each contributes little; free riders, noise |
+| `sum_game` | many agents share a reward to which each contributes little; there can be free riders and noise |
 | `relay` | each agent must reply to the previous agent, and only the last agent receives a reward |
-| `hidden_sign` | half of the reward depends on what one agent alone can see |
-| `speaker` | one agent writes, and the others read and reply; the speaker sees the correct letter and helps or misleads, or it leads |
-| `long_game` | many letters, each rewarded at once or all at the end |
-| `essay` | texts of any length, of which one letter decides the reward |
+| `hidden_sign` | half of the reward depends on a sign that only one agent observes |
+| `speaker` | one agent writes, and the others read and reply; the speaker knows the correct letter and helps or misleads, or it leads |
+| `long_game` | many letters, each rewarded immediately or all rewarded at the end |
+| `essay` | texts of any length, of which one letter determines the reward |
 | `unequal` | tasks of unequal difficulty, with unequal rewards for an arbitrary text |
 """
 
@@ -34,40 +36,43 @@ from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Message, Split, Task
 
 History = tuple[tuple[int, str], ...]
-"""The texts so far, in order: (player from 0, text)."""
+"""The texts that were written so far, in order, as pairs (player, text). Players are numbered from 0."""
 Say = Callable[[int, str], Mapping[str, float]]
-"""A policy: maps a player and its observation to the probability of each text."""
+"""A policy as a function that takes a player and its observation and returns the probability of each text."""
 
 
 class Diagnostic(BaseEnvironment, Scripted):
-    """A game with a finite number of cases; a subclass defines the order of play, the observations, the optimal texts and the rewards."""
+    """Base class of games with a finite number of cases.
+
+    A subclass defines the order of play, the observations, the optimal texts and the rewards.
+    """
 
     seats: int = Field(default=2, ge=1, le=64)
-    """Number of agents in the team."""
+    """The number of agents in the team."""
     letters: int = Field(default=4, ge=2, le=26)
-    """Number of letters, starting with `A`."""
+    """The number of letters in the alphabet, which starts with `A`."""
     noise: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Probability that a player's reward r becomes 1 − r, drawn independently for each player, including players that otherwise
-    never receive a reward. `expected` ignores the noise."""
+    """The probability that the reward r of a player becomes 1 − r. The noise is independent for each player and also applies to
+    players that otherwise never receive a reward. The method `expected` ignores the noise."""
 
     @property
     def cases(self) -> int:
-        """Number of different tasks; the task at an index is the case `index % cases`."""
+        """The number of different tasks. The task at an index is the case `index % cases`."""
         return 1
 
     @property
     def alphabet(self) -> str:
-        """The letters."""
+        """The letters of the game as a string."""
         return ascii_uppercase[: self.letters]
 
     @property
     def texts(self) -> Sequence[str]:
-        """The texts that `landmarks` considers for a player."""
+        """The texts that `landmarks` considers for each player."""
         return self.alphabet
 
     @abstractmethod
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """Return the players that write next, simultaneously; empty at the end."""
+        """Return the players that write next (simultaneously), or an empty tuple at the end of the game."""
 
     @abstractmethod
     def sees(self, case: int, seat: int, history: History) -> str:
@@ -79,14 +84,17 @@ class Diagnostic(BaseEnvironment, Scripted):
 
     @abstractmethod
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """Return each player's reward so far."""
+        """Return the reward of each player so far."""
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
-        """Return a mapping from each letter of the game to its name for a player in an episode; empty if letters keep their names."""
+        """Return a mapping from each letter of the game to its name for one player in one episode.
+
+        The mapping is empty if the letters keep their names.
+        """
         return {}
 
     def success(self, case: int, history: History) -> float:
-        """Return the team's reward as a share of the best team's."""
+        """Return the reward of the team divided by the reward of the best team."""
         best: History = ()
         while self.movers(case, best):
             best = self.rightly(case, best)
@@ -95,7 +103,7 @@ class Diagnostic(BaseEnvironment, Scripted):
     # -------- Exact values
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """Return each player's expected reward over the cases, without noise."""
+        """Return the expected reward of each player without noise, averaged over all cases."""
         by_case = [self._expected(case, (), say) for case in range(self.cases)]
         return tuple(sum(column) / len(by_case) for column in zip(*by_case, strict=True))
 
@@ -116,7 +124,11 @@ class Diagnostic(BaseEnvironment, Scripted):
         return tuple(total)
 
     def landmarks(self) -> dict[str, float]:
-        """Return the total reward of the best team, the best agent among random players, replies to random play, and random play."""
+        """Return the total rewards of four reference teams.
+
+        The teams are the best team, the best single agent among random players, players that each give their best reply to random
+        play, and random players.
+        """
         chance = dict.fromkeys(self.texts, 1 / len(self.texts))
         best = self._best()
 
@@ -128,7 +140,7 @@ class Diagnostic(BaseEnvironment, Scripted):
             )
 
         def value(view: tuple[int, str], text: str) -> float:
-            """Return the team's reward if one player writes a given text at one observation and everything else is random."""
+            """Return the team's reward if one player writes a given text for one observation and all other texts are random."""
             return sum(self.expected(lambda *other: {text: 1.0} if other == view else chance))
 
         all_players = range(self.seats)
@@ -141,7 +153,7 @@ class Diagnostic(BaseEnvironment, Scripted):
         }
 
     def _best(self) -> dict[tuple[int, str], str]:
-        """Return the texts of the best team, by player and observation."""
+        """Return a mapping from (player, observation) to the text that the best team writes."""
         found: dict[tuple[int, str], str] = {}
         for case in range(self.cases):
             waiting: list[History] = [()]
@@ -160,7 +172,7 @@ class Diagnostic(BaseEnvironment, Scripted):
         return found
 
     def rightly(self, case: int, history: History) -> History:
-        """Return the history after the best team's next move."""
+        """Return the history after the next move of the best team."""
         return (
             *history,
             *((player, self.right(case, player, history)) for player in self.movers(case, history)),
@@ -170,14 +182,14 @@ class Diagnostic(BaseEnvironment, Scripted):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the game, which is the same in both splits."""
+        """Descriptions of the cases of the game, which are the same in both splits."""
         return {
             "train": f"the {self.cases} cases of the game",
             "test": "the same cases (a game has no held-out tasks)",
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError unless there is one agent for each player."""
+        """Raise ConfigError if the number of agents differs from the number of players."""
         if len(agents) != self.seats:
             raise ConfigError(
                 f"`environment.seats` is {self.seats}, but the team has {len(agents)} agents ({', '.join(agents)}). "
@@ -185,21 +197,21 @@ class Diagnostic(BaseEnvironment, Scripted):
             )
 
     def task(self, split: Split, index: int) -> Task:
-        """Return a case by its number."""
+        """Return the task at an index, which is the case `index % cases`."""
         return Task(f"{split}-{index}", "", {"case": index % self.cases})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> DiagnosticState:
-        """Start an episode of a case."""
+        """Start an episode of a case and return its state."""
         self.check(agents)
         return DiagnosticState(self, task, agents, seed)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a random text, which demonstrates only the format."""
+        """Return a random text, which demonstrates only the format of a text."""
         return random.Random(f"{seed}/{agent}").choice(self.texts)
 
 
 class DiagnosticState(BaseState):
-    """An episode of a case."""
+    """The state of one episode, in which one case of the game is played."""
 
     def __init__(self, game: Diagnostic, task: Task, agents: Sequence[str], seed: int) -> None:
         super().__init__(task, agents)
@@ -208,13 +220,13 @@ class DiagnosticState(BaseState):
         draw = random.Random(f"{seed}/noise")
         names = [game.renamed(player, seed) for player, _ in enumerate(agents)]
         self._to_player = [str.maketrans(dict(own)) for own in names]
-        """For each player: a letter of the game → its name for the player."""
+        """Translation table of each player, from the letters of the game to the letters that the player sees."""
         self._to_game = [str.maketrans({name: letter for letter, name in own.items()}) for own in names]
         self._flipped = [draw.random() < game.noise for _ in agents] if game.noise else [False] * len(agents)
         self._earned = list(game.earned(self._case, ()))
 
     def observe(self, agent: str) -> str:
-        """Return the agent's observation."""
+        """Return the observation of an agent."""
         player = self.agents.index(agent)
         return self._game.sees(self._case, player, self._history).translate(self._to_player[player])
 
@@ -223,7 +235,10 @@ class DiagnosticState(BaseState):
         return tuple(self.agents[player] for player in self._game.movers(self._case, self._history))
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the texts and return the new rewards; raise EpisodeError unless exactly the movers acted."""
+        """Add the texts of the agents and return the rewards that they have gained.
+
+        Raises EpisodeError if the agents that act are not exactly the agents that may move.
+        """
         movers = self.movers()
         need_movers(actions, movers)
         for name in movers:
@@ -240,7 +255,7 @@ class DiagnosticState(BaseState):
         }
 
     def outcome(self) -> Outcome:
-        """Return the success alone, because `step` has already returned all rewards."""
+        """Return the outcome with the success of the team and with rewards of 0, because `step` has already returned all rewards."""
         return Outcome(
             rewards=dict.fromkeys(self.agents, 0.0),
             success=self._game.success(self._case, self._history),
@@ -249,24 +264,24 @@ class DiagnosticState(BaseState):
 
 
 class _OneText(Diagnostic):
-    """All players write one text simultaneously, and the reward of each depends only on its own text."""
+    """Base class of games in which all players write one text simultaneously and the reward of a player depends only on its own text."""
 
     @abstractmethod
     def reward(self, case: int, seat: int, text: str) -> float:
-        """Return the reward of a player's text."""
+        """Return the reward of a player for its text."""
 
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """Return all players at the start, and no players after they have written."""
+        """Return all players at the start of the game, and an empty tuple after they have written."""
         return () if history else tuple(range(self.seats))
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """Return each player's own reward."""
+        """Return the reward of each player for its own text."""
         if not history:
             return (0.0,) * self.seats
         return tuple(self.reward(case, player, text) for player, text in history)
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """Return the same as `Diagnostic.expected`, without enumerating joint texts."""
+        """Return the same values as `Diagnostic.expected`, but without enumerating all combinations of texts."""
         found = [0.0] * self.seats
         for player in range(self.seats):
             for case in range(self.cases):
@@ -278,22 +293,24 @@ class _OneText(Diagnostic):
 
 
 class SumGame(_OneText):
-    """Each player has its own correct letter, which it cannot observe; for this letter it receives its share of 1.
+    """A game in which each player must write its own correct letter, which it cannot observe. A correct player receives a share of 1.
 
-    With `pays: all`, no player receives a reward unless all are correct. The correct letters differ between cases.
+    If `pays` is `all`, players receive rewards only if all players are correct. The correct letters differ between cases.
     """
 
     name: Literal["sum_game"] = "sum_game"
     pays: Literal["sum", "all"] = "sum"
-    """`sum`: each correct player receives its reward. `all`: players receive rewards only if all of them are correct."""
+    """When rewards are given. `sum`: each correct player receives its share. `all`: players receive their shares only if all of them
+    are correct."""
     riders: int = Field(default=0, ge=0)
-    """Number of players that never receive a reward; they are the last ones."""
+    """The number of players, at the end of the team, that never receive a reward."""
     number_of_cases: int = Field(default=1, ge=1)
-    """Number of tasks; each player reads the task's number."""
+    """The number of different tasks. Each player observes the number of its task."""
     roles: int | None = Field(default=None, ge=1)
-    """Number of players with different correct letters; the players after them repeat these letters in order. null: all letters differ."""
+    """The number of players with different correct letters. The players after them have the same correct letters in the same order. If
+    null, all players have different letters (as far as the alphabet allows)."""
     weights: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] | None = None
-    """Relative shares of the players that receive a reward; null: equal shares."""
+    """The relative shares of the players that receive a reward. If null, all shares are equal."""
 
     @model_validator(mode="after")
     def _check_earners(self) -> SumGame:
@@ -312,19 +329,19 @@ class SumGame(_OneText):
 
     @property
     def cases(self) -> int:
-        """Tasks."""
+        """The number of different tasks."""
         return self.number_of_cases
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's position and the task's number."""
+        """Return the position of the player and the number of the task."""
         return f"{seat + 1}/{self.seats} {case}"
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return the correct letter, which depends on the role and the case."""
+        """Return the correct letter of a player in a case."""
         return self.alphabet[(seat % (self.roles or self.seats) + case) % self.letters]
 
     def reward(self, case: int, seat: int, text: str) -> float:
-        """Return the player's share for the correct letter."""
+        """Return the player's share if its letter is correct, and 0 otherwise."""
         return (text == self.right(case, seat, ())) * self._share(seat)
 
     def _share(self, player: int) -> float:
@@ -334,7 +351,7 @@ class SumGame(_OneText):
         return 1.0 / earners if self.weights is None else self.weights[player] / sum(self.weights)
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """Return the share of each correct player; with `pays: all`, all players receive their shares, or none does."""
+        """Return the share of each correct player. If `pays` is `all`, either all players receive their shares or no player does."""
         own = super().earned(case, history)
         if self.pays == "sum":
             return own
@@ -342,34 +359,34 @@ class SumGame(_OneText):
         return tuple(correct * self._share(player) for player in range(self.seats))
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """Return the expected rewards, by enumeration if players depend on each other."""
+        """Return the expected reward of each player. If `pays` is `all`, all combinations of texts are enumerated."""
         return Diagnostic.expected(self, say) if self.pays == "all" else super().expected(say)
 
 
 class Relay(Diagnostic):
-    """Each player reads the previous player's letter and must write the next letter; the last player receives 1 if all did so.
+    """A game in which each player reads the letter of the previous player and must write the next letter of the alphabet.
 
-    The first player reads nothing, and writes `A`.
+    The first player reads nothing and must write `A`. The last player receives 1 if all players wrote the correct letter.
     """
 
     name: Literal["relay"] = "relay"
 
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """Return the players one after another."""
+        """Return the next player. The players move one after another."""
         return (len(history),) if len(history) < self.seats else ()
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's position and the last letter."""
+        """Return the position of the player and the letter of the previous player."""
         return f"{seat + 1}/{self.seats} {history[-1][1] if history else ''}".strip()
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return the letter after the last one that was written; `A` follows the last letter of the alphabet."""
+        """Return the letter that follows the letter of the previous player. After the last letter of the alphabet, `A` follows."""
         if not history:
             return "A"
         return self.alphabet[(self.alphabet.find(history[-1][1]) + 1) % self.letters]
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """Return 1 for the last player if all players were correct."""
+        """Return 1 for the last player if all players wrote the correct letter, and 0 for all other players."""
         whole = len(history) == self.seats and all(
             text == self.right(case, player, history[:player]) for player, text in history
         )
@@ -377,42 +394,48 @@ class Relay(Diagnostic):
 
 
 class HiddenSign(_OneText):
-    """Each player has a letter to write. Half of the reward is a gift that is present or absent; only the first player sees which."""
+    """A game in which each player must write its own letter. Half of the reward is a gift, which does not depend on the letters.
+
+    The gift is present or absent. Only the first player observes whether it is present.
+    """
 
     name: Literal["hidden_sign"] = "hidden_sign"
 
     @property
     def cases(self) -> int:
-        """Two: with the gift and without."""
+        """The number of cases, which is 2: with the gift and without it."""
         return 2
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's position; the first player also sees the sign."""
+        """Return the position of the player. The first player also observes whether the gift is present."""
         return f"{seat + 1}/{self.seats}{' +-'[case + 1 if seat == 0 else 0]}".strip()
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return the player's letter."""
+        """Return the correct letter of a player."""
         return self.alphabet[seat % self.letters]
 
     def reward(self, case: int, seat: int, text: str) -> float:
-        """Return half a share of 1 for the correct letter, and half for the gift."""
+        """Return the reward of a player: half of its share of 1 if its letter is correct, and the other half if the gift is present."""
         return ((text == self.right(case, seat, ())) + (case == 0)) / (2 * self.seats)
 
 
 class Speaker(Diagnostic):
-    """The first player, the speaker, sees the correct letter and writes a letter; the other players read it and reply.
+    """A game in which the first player, the speaker, writes a letter, and the other players read this letter and reply.
 
-    Each of the other players receives its share of 1 for the correct letter, and r is their total reward. A speaker that helps
-    receives r, and a speaker that lies receives 1 − r. A speaker that leads sees no letter: the letter that it writes is correct, and
-    it receives r. All letters are interchangeable: swapping two letters everywhere changes nothing.
+    Every player except the speaker receives its share of 1 if it replies with the correct letter. Let r be the total reward of
+    these players. A speaker that helps knows the correct letter and receives r. A speaker that lies knows the correct letter and
+    receives 1 − r. A speaker that leads receives r, and the letter that it writes is the correct letter. The game is symmetric:
+    exchanging two letters everywhere does not change it.
     """
 
     name: Literal["speaker"] = "speaker"
     speaker: Literal["helps", "lies", "leads"] = "helps"
-    """Whether the first player is rewarded if the others are correct or if they are incorrect, or itself chooses the correct letter."""
+    """The role of the first player. `helps`: the speaker is rewarded if the other players are correct. `lies`: the speaker is rewarded
+    if they are incorrect. `leads`: the speaker chooses the correct letter."""
     other_play: bool = False
-    """Whether letters are renamed at random in each episode for every player but the first. With such partners, no letter can become
-    a code for another letter (other-play, 2003.02979). `expected` ignores this setting."""
+    """Whether letters are renamed at random in each episode for every player except the first. If letters are renamed, the players
+    cannot agree on a letter as a code for another letter (other-play, arXiv:2003.02979). The method `expected` ignores this
+    setting."""
 
     @model_validator(mode="after")
     def _check_readers(self) -> Speaker:
@@ -422,29 +445,36 @@ class Speaker(Diagnostic):
 
     @property
     def cases(self) -> int:
-        """One case for each letter; a single case if the speaker leads."""
+        """The number of cases: one for each letter, or a single case if the speaker leads."""
         return 1 if self.speaker == "leads" else self.letters
 
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """Return the speaker, then all other players simultaneously."""
+        """Return the speaker at the start of the game, and then all other players simultaneously."""
         if not history:
             return (0,)
         return tuple(range(1, self.seats)) if len(history) == 1 else ()
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the correct letter to a speaker that helps or lies, and the speaker's text to the other players."""
+        """Return the player's position, followed by the correct letter for the speaker or by the speaker's text for the other players.
+
+        A speaker that leads does not observe a letter.
+        """
         message = history[0][1] if history else ""
         secret = "" if self.speaker == "leads" else self.alphabet[case]
         return f"{seat + 1}/{self.seats} {message if seat else secret}".strip()
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return the correct letter for a speaker that helps and its readers, any letter for one that leads, a constant text if it lies."""
+        """Return the text of a player in the best team.
+
+        A speaker that helps writes the correct letter, a speaker that leads writes any letter, and the other players repeat the
+        speaker's letter. If the speaker lies, every player writes `A`.
+        """
         if self.speaker == "lies":
             return "A"
         return history[0][1] if seat else self.alphabet[case]
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """Return the rewards after the last move, and 0 for each player before it."""
+        """Return the reward of each player. All rewards are 0 before the last move."""
         if len(history) < self.seats:
             return (0.0,) * self.seats
         shares = [hit / (self.seats - 1) for hit in self._hits(case, history)]
@@ -452,16 +482,19 @@ class Speaker(Diagnostic):
         return (1.0 - total if self.speaker == "lies" else total, *shares)
 
     def success(self, case: int, history: History) -> float:
-        """Return the share of readers with the correct letter."""
+        """Return the fraction of the other players that reply with the correct letter."""
         return sum(self._hits(case, history)) / (self.seats - 1)
 
     def _hits(self, case: int, history: History) -> list[bool]:
-        """Return whether each reader is correct."""
+        """Return, for each player other than the speaker, whether its reply is correct."""
         wanted = history[0][1] if history and self.speaker == "leads" else self.alphabet[case]
         return [text == wanted and text in tuple(self.alphabet) for player, text in history if player]
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
-        """Return, with `other_play`, a mapping from each letter of the game to its name for a player in an episode."""
+        """Return a mapping from each letter of the game to its name for one player in one episode.
+
+        Letters are renamed only if `other_play` is true, and never for the speaker.
+        """
         letters = list(self.alphabet)
         if self.other_play and seat > 0:
             random.Random(derive_seed("other-play", seat, seed)).shuffle(letters)
@@ -469,31 +502,31 @@ class Speaker(Diagnostic):
 
 
 class LongGame(Diagnostic):
-    """Each player writes a letter in each of several rounds and receives its share of 1 for each correct letter.
+    """A game in which each player writes one letter per round and receives its share of 1 for each correct letter.
 
-    The correct letter changes from round to round.
+    The correct letter is different in each round.
     """
 
     name: Literal["long_game"] = "long_game"
     rounds: int = Field(default=4, ge=1)
-    """Number of letters that each player writes, one per round."""
+    """The number of rounds. Each player writes one letter per round."""
     rewarded: Literal["at_once", "at_the_end"] = "at_once"
-    """When the rewards are given."""
+    """When the rewards are given: after each round (`at_once`) or after the last round (`at_the_end`)."""
 
     def movers(self, case: int, history: History) -> tuple[int, ...]:
-        """Return all players until the last round ends."""
+        """Return all players, or an empty tuple after the last round."""
         return tuple(range(self.seats)) if len(history) < self.rounds * self.seats else ()
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's position and the round."""
+        """Return the position of the player and the number of the round."""
         return f"{seat + 1}/{self.seats} {len(history) // self.seats}"
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return the correct letter of the round."""
+        """Return the correct letter of a player in the current round."""
         return self.alphabet[(seat + len(history) // self.seats) % self.letters]
 
     def earned(self, case: int, history: History) -> tuple[float, ...]:
-        """Return a share for every correct letter."""
+        """Return the sum of each player's rewards for correct letters."""
         found = [0] * self.seats
         if self.rewarded == "at_once" or not self.movers(case, history):
             for k, (player, text) in enumerate(history):
@@ -501,7 +534,10 @@ class LongGame(Diagnostic):
         return tuple(each / (self.rounds * self.seats) for each in found)
 
     def expected(self, say: Say) -> tuple[float, ...]:
-        """Return the same as `Diagnostic.expected` without enumerating joint texts, since each letter is rewarded independently."""
+        """Return the same values as `Diagnostic.expected`, but without enumerating all combinations of texts.
+
+        The enumeration is unnecessary because each letter is rewarded independently of the other letters.
+        """
         found = [0.0] * self.seats
         for k in range(self.rounds):
             history = ((0, ""),) * (k * self.seats)
@@ -512,13 +548,13 @@ class LongGame(Diagnostic):
 
 
 class Essay(_OneText):
-    """Each player writes a text of any length and receives its share of 1 if the letter at one position is `A`."""
+    """A game in which each player writes a text of any length. The player receives its share of 1 if the letter at one position is `A`."""
 
     name: Literal["essay"] = "essay"
     place: int = Field(default=0, ge=0)
-    """Position of the letter that decides, from 0."""
+    """The position of the letter that determines the reward, counted from 0."""
     longest: int = Field(default=4, ge=1, le=64)
-    """Length of the longest text that `landmarks` considers, in letters."""
+    """The assumed maximum length of a text in letters, which must be greater than `place`."""
 
     @model_validator(mode="after")
     def _has_the_place(self) -> Essay:
@@ -530,30 +566,33 @@ class Essay(_OneText):
 
     @property
     def texts(self) -> Sequence[str]:
-        """One text for each possible value of the letter that decides."""
+        """Texts for `landmarks`: one text for each letter at the position that determines the reward."""
         return [letter * (self.place + 1) for letter in self.alphabet]
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's position."""
+        """Return the position of the player in the team."""
         return f"{seat + 1}/{self.seats}"
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return as many `A`s as needed to reach the position."""
+        """Return a text of `A`s that ends at the position that determines the reward."""
         return "A" * (self.place + 1)
 
     def reward(self, case: int, seat: int, text: str) -> float:
-        """Return a share of 1 for the letter `A` at the position."""
+        """Return the player's share of 1 if the letter at the position is `A`, and 0 otherwise."""
         return float(text[self.place : self.place + 1] == "A") / self.seats
 
 
 class Unequal(_OneText):
-    """Tasks with different numbers of correct letters; each gives some reward for any text, and the rest for a correct letter."""
+    """A game whose tasks have different numbers of correct letters and give different rewards for an incorrect text.
+
+    Each task gives a part of the reward for any text, and the rest for a correct letter.
+    """
 
     name: Literal["unequal"] = "unequal"
     right_letters: tuple[int, ...] = Field(default=(3, 1), min_length=1)
-    """For each case, the number of correct letters, starting with `A`."""
+    """The number of correct letters in each case. The correct letters are the first letters of the alphabet."""
     anyway: tuple[FiniteFloat, ...] = ()
-    """For each case, the reward for any text, at least 0 and less than 1; empty: 0 for all cases."""
+    """The reward for any text in each case, at least 0 and less than 1. If empty, the reward is 0 in all cases."""
 
     @model_validator(mode="after")
     def _fits(self) -> Unequal:
@@ -569,19 +608,19 @@ class Unequal(_OneText):
 
     @property
     def cases(self) -> int:
-        """Tasks."""
+        """The number of different tasks."""
         return len(self.right_letters)
 
     def sees(self, case: int, seat: int, history: History) -> str:
-        """Return the player's position and the task's number."""
+        """Return the position of the player and the number of the task."""
         return f"{seat + 1}/{self.seats} {case}"
 
     def right(self, case: int, seat: int, history: History) -> str:
-        """Return `A`, which is correct in every case."""
+        """Return `A`, which is a correct letter in every case."""
         return "A"
 
     def reward(self, case: int, seat: int, text: str) -> float:
-        """Return the reward for any text, plus the rest for a correct letter."""
+        """Return the reward of a player: the reward for any text, plus the rest if the text is a correct letter."""
         gift = self.anyway[case] if self.anyway else 0.0
         correct = len(text) == 1 and text in self.alphabet[: self.right_letters[case]]
         return (gift + (1.0 - gift) * correct) / self.seats

@@ -1,8 +1,8 @@
-"""Episodes that an outside program drives: the program calls the agents over HTTP and posts their reward or an answer.
+"""Episodes that are controlled by an external program. The program calls the agents over HTTP and posts their reward or an answer.
 
-The tasks are defined by the program, or by the environment `questions`, which also grades answers. Episodes run in the event loop of
-the sampler, and a server on another thread receives the program's calls. A `Switchboard` connects the two. The docstring of each
-method names the side that calls it.
+The tasks are defined by the program or by the environment in the setting `questions`, which also grades answers. Episodes run in
+the event loop of the sampler, and a server on a different thread receives the calls of the program. A `Switchboard` connects
+episodes and programs. The docstring of each method states whether the server or the episode calls the method.
 """
 
 from __future__ import annotations
@@ -67,51 +67,52 @@ class Over(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OutsideCall:
-    """A call that an outside program makes to an agent."""
+    """A call that an external program makes to an agent."""
 
     number: int
-    """The number of the call within the episode."""
+    """The number of the call within its episode."""
     agent: str
     request: Mapping[str, Json]
-    """`messages`, `after`, `max_tokens` and `stop`, for the workflow `external`."""
+    """The request for the workflow `external`, with the keys `messages`, `after`, `max_tokens` and `stop`."""
     answer: Future[Mapping[str, Json]]
-    """The future of the answer; cancelled when the caller disconnects."""
+    """The future of the answer, which is cancelled when the caller disconnects."""
 
 
 News = OutsideCall | Outcome | EpisodeError | None
-"""An event of an episode: a call (sent again when its caller disconnects), the reward, a failure, or None to wake the episode."""
+"""An event of an episode: a call of an agent, the final reward, an error, or None to wake the episode. If the caller of a call
+disconnects, the call is sent a second time."""
 
 
 @dataclass(eq=False)
 class WaitingEpisode:
-    """One episode that an outside program drives."""
+    """An episode that is controlled by an external program."""
 
     name: str
-    """The name of the episode's session."""
+    """The name of the session of the episode."""
     task: Task
     seed: int
     agents: tuple[str, ...]
     row: Mapping[str, Json] = field(default_factory=dict)
-    """The task's row of the data set; empty if there is none."""
+    """The row of the data set from which the task was created, or an empty mapping if there is no such row."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
-    """Events that the episode reads."""
+    """The queue of events that the episode has not processed yet."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: set[Future[Mapping[str, Json]]] = field(default_factory=set)
     taken: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a program has taken the episode."""
+    """An event that is set when a program has taken the episode."""
     answering: set[str] = field(default_factory=set)
-    """Agents that have answered a call."""
+    """The agents that have answered at least one call."""
     truncated: dict[str, bool] = field(default_factory=dict)
-    """Whether `max_tokens` ended each agent's latest answer."""
+    """Mapping from an agent to whether its latest answer was truncated at `max_tokens`."""
     turn_rewards: dict[int, float] = field(default_factory=dict)
-    """Turn number → the reward that the program has given to this turn."""
+    """Mapping from the number of a turn to the reward that the program has given to this turn."""
     closed: bool = False
 
     @property
     def given(self) -> dict[str, Json]:
-        """The task as the program reads it."""
+        """The task in the form in which the program receives it."""
         split, _, index = self.task.id.rpartition("-")
         return {
             "id": self.task.id,
@@ -122,7 +123,7 @@ class WaitingEpisode:
         }
 
     def variables(self, url: str, token: str | None) -> dict[str, str]:
-        """Return the environment variables for the episode's program, given the server's URL and token."""
+        """Return the environment variables for the program of the episode, given the URL and the token of the server."""
         task = self.given
         return {
             "OPENAI_BASE_URL": f"{url}/sessions/{self.name}/v1",
@@ -135,13 +136,14 @@ class WaitingEpisode:
         }
 
     def take(self) -> None:
-        """Begin the episode once a program has taken it; raise Over if it has ended. Called by the server."""
+        """Start the episode after a program has taken it. The server calls this method. Raises Over if the episode has ended."""
         self._in_loop(self.taken.set)
 
     def call(self, agent: str, request: Mapping[str, Json]) -> Future[Mapping[str, Json]]:
-        """Pass a call to the episode and return the future of its answer; raise Over if it has ended. Called by the server.
+        """Pass a call to the episode and return the future of the answer. The server calls this method.
 
-        If the caller disconnects, the server cancels the future, and the episode receives the call a second time.
+        If the caller disconnects, the server cancels the future, and the episode receives the call a second time. Raises Over if
+        the episode has ended.
         """
         answer: Future[Mapping[str, Json]] = Future()
         with self._lock:
@@ -160,15 +162,15 @@ class WaitingEpisode:
         return answer
 
     def finish(self, outcome: Outcome) -> None:
-        """End the episode with its rewards; raise Over if it has already ended. Called by the server."""
+        """End the episode with its rewards. The server calls this method. Raises Over if the episode has already ended."""
         self._in_loop(partial(self.news.put_nowait, outcome))
 
     def fail(self, error: EpisodeError) -> None:
-        """End the episode without rewards; raise Over if it has already ended. Called by the server."""
+        """End the episode without rewards. The server calls this method. Raises Over if the episode has already ended."""
         self._in_loop(partial(self.news.put_nowait, error))
 
     def answered(self, call: OutsideCall, answer: Mapping[str, Json]) -> None:
-        """Answer a call. Called by the episode."""
+        """Send the answer to a call. The episode calls this method."""
         with self._lock:
             self._open.discard(call.answer)
             if "turn" in answer:
@@ -178,7 +180,7 @@ class WaitingEpisode:
             call.answer.set_result(answer)
 
     def close(self) -> None:
-        """Stop answering. Called by the episode."""
+        """Stop answering calls. The episode calls this method."""
         with self._lock:
             self.closed = True
             unanswered, self._open = self._open, set()
@@ -197,25 +199,25 @@ class WaitingEpisode:
 
 
 MOST_REASONS = 1024
-"""Maximum number of failures that are remembered for later calls."""
+"""The maximum number of errors of failed episodes that are kept for later calls."""
 
 
 class Switchboard:
     """Connects episodes that wait for a program with programs that wait for an episode."""
 
     def __init__(self, url: str, token: str | None, say: Callable[[str], None] = lambda _: None) -> None:
-        """Store the URL and the token for programs; `say` prints a message for the user."""
+        """Store the URL and the token for programs. The function `say` prints a message for the user."""
         self.url = url
         self.token = token
         self.door: str | None = None
-        """The Unix socket for programs in sandboxes, if there is one."""
+        """The path of the Unix socket for programs in sandboxes, or None if there is no such socket."""
         self.forks: ForkServer | None = None
-        """The process that forks for each episode, if there is one."""
+        """The process that is forked for each episode, or None if there is no such process."""
         self.say = say
         self._quiet_until: dict[str, float] = {}
-        """Kind of message → the time from which it may be repeated, by the monotonic clock."""
+        """Mapping from the kind of a message to the time (of the monotonic clock) from which the message may be printed again."""
         self._unreported = 0
-        """Number of failures since the last message about a failure."""
+        """The number of failures since the last message about a failure."""
         self._failures: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
         self._free: deque[WaitingEpisode] = deque()
@@ -224,7 +226,7 @@ class Switchboard:
         self._closed = False
 
     def offer(self, episode: WaitingEpisode) -> None:
-        """Assign the episode to the next program that requests one. Called by the episode."""
+        """Offer the episode to the next program that requests one. The episode calls this method."""
         with self._lock:
             if self._closed:
                 raise EpisodeError("The server for outside programs was closed.")
@@ -237,12 +239,12 @@ class Switchboard:
             self._free.append(episode)
 
     def give(self, episode: WaitingEpisode) -> None:
-        """Register the episode, so that calls reach it by its name from the start. Called by the episode."""
+        """Register the episode, so that calls reach it by its name immediately. The episode calls this method."""
         with self._lock:
             self._taken[episode.name] = episode
 
     def withdraw(self, episode: WaitingEpisode) -> None:
-        """Remove and close the episode. Called by the episode."""
+        """Remove the episode and close it. The episode calls this method."""
         with self._lock:
             self._taken.pop(episode.name, None)
             with suppress(ValueError):
@@ -250,7 +252,7 @@ class Switchboard:
         episode.close()
 
     def take(self) -> Future[WaitingEpisode]:
-        """Return the future of the next episode, which raises Over if there will be no more episodes. Called by the server."""
+        """Return the future of the next episode. The server calls this method. The future raises Over if no more episodes will start."""
         taken: Future[WaitingEpisode] = Future()
         with self._lock:
             if self._closed:
@@ -265,12 +267,15 @@ class Switchboard:
         return taken
 
     def running(self, name: str) -> WaitingEpisode | None:
-        """Return a running episode by the name of its session, or None. Called by the server."""
+        """Return the running episode with the given session name, or None if there is no such episode. The server calls this method."""
         with self._lock:
             return self._taken.get(name)
 
     def _may_report(self, kind: str, seconds: float) -> bool:
-        """Return whether a kind of message may be printed now, at most once in this many seconds."""
+        """Return whether a message of this kind may be printed now.
+
+        A message of a kind is printed at most once in the given number of seconds.
+        """
         now = time.monotonic()
         if now < self._quiet_until.get(kind, 0.0):
             return False
@@ -278,7 +283,7 @@ class Switchboard:
         return True
 
     def failed(self, episode: WaitingEpisode, why: str) -> None:
-        """Report that an episode's program failed; frequent failures are summarized in one message. Called by the episode."""
+        """Report that the program of an episode failed. Frequent failures are combined into one message. The episode calls this method."""
         with self._lock:
             self._failures[episode.name] = why
             if len(self._failures) > MOST_REASONS:
@@ -291,12 +296,15 @@ class Switchboard:
         self.say(f"the episode of task {episode.task.id} failed: {why}{more}")
 
     def why_over(self, name: str) -> str | None:
-        """Return why the episode of a session failed; None if the reason is unknown. Called by the server."""
+        """Return the reason why the episode of a session failed, or None if the reason is unknown. The server calls this method."""
         with self._lock:
             return self._failures.get(name)
 
     def warn_if_idle(self) -> None:
-        """Report that episodes are waiting and no program has taken one, at most once in five minutes. Called by the episode."""
+        """Print a message, at most once in five minutes, if episodes are waiting and no program has taken an episode.
+
+        The episode calls this method.
+        """
         with self._lock:
             waiting = len(self._free)
             if not waiting or self._taken or not self._may_report("idle", 300.0):
@@ -307,7 +315,7 @@ class Switchboard:
         )
 
     def close(self) -> None:
-        """End all waiting requests and episodes."""
+        """Close all episodes and cancel all requests for episodes."""
         with self._lock:
             self._closed = True
             waiting, self._waiting = self._waiting, deque()
@@ -324,7 +332,7 @@ _boards: dict[str, Switchboard] = {}
 
 @contextmanager
 def switched_on(key: str, board: Switchboard) -> Iterator[None]:
-    """Register the switchboard of an environment while the block runs; raise ConfigError if it already has one."""
+    """Register the switchboard of an environment while the block runs. Raises ConfigError if the environment already has a switchboard."""
     if key in _boards:
         raise ConfigError(
             "Another trainer in this process already serves this `external` environment. Close that trainer first."
@@ -338,7 +346,7 @@ def switched_on(key: str, board: Switchboard) -> Iterator[None]:
 
 
 def board_of(key: str) -> Switchboard:
-    """Return an environment's switchboard; raise EpisodeError if no server runs for it."""
+    """Return the switchboard of an environment. Raises EpisodeError if no server is running for the environment."""
     if key not in _boards:
         raise EpisodeError(
             "This process has no server for outside programs. Train or evaluate with `kapelle`."
@@ -347,32 +355,34 @@ def board_of(key: str) -> Switchboard:
 
 
 StartsIt = Callable[[WaitingEpisode, Callable[[], bool]], Awaitable[StartedProgram]]
-"""Starts the program of an episode, given the episode and a function that returns whether the program is waiting for an answer."""
+"""A function that starts the program of an episode, given the episode and a function that returns whether the program is waiting for
+an answer."""
 
 # -------- The episode of an outside program: the program's calls decide which agent moves next
 
 NOTICE_S = 60.0
-"""Seconds that episodes wait for a program before a message is printed."""
+"""The time in seconds for which episodes wait for a program before a message is printed."""
 
 SERVER = "kapelle.services.policy.outside:serve_outside"
-"""The function that makes the agents of a run available to programs."""
+"""The path of the function that makes the agents of a run available to programs."""
 
 ANSWER = "answer"
-"""Key of the program's answer in an episode's info."""
+"""The key of the program's answer in the `info` of an episode."""
 Grades = Callable[[Outcome, Sequence[str]], Awaitable[Outcome]]
-"""Grades the answer in the outcome's info and returns the outcome with the rewards of the agents that acted."""
+"""A function that grades the answer in the outcome's `info` and returns the outcome with the rewards of the agents that acted."""
 
 _free_programs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
     weakref.WeakKeyDictionary()
 )
-"""Event loop → semaphore that limits the number of running programs."""
+"""Mapping from an event loop to the semaphore that limits the number of running programs."""
 
 
 class ExternalState:
-    """The state of one episode that a program drives.
+    """The state of an episode that is controlled by an external program.
 
-    A step without actions waits for the program: it returns when there are new calls, disconnected callers or the reward. A step
-    with actions answers calls, while another step may be waiting. Observations and actions are JSON of the workflow `external`.
+    A step without actions waits until there are new calls, a caller has disconnected, or the program has posted the reward. A step
+    with actions answers calls and can run while another step is waiting. Observations and actions are JSON strings of the workflow
+    `external`.
     """
 
     def __init__(
@@ -387,10 +397,12 @@ class ExternalState:
         row: Mapping[str, Json] | None = None,
         grade: Grades | None = None,
     ) -> None:
-        """Prepare the episode; if `start` is given, it starts a separate program, of which at most `programs` run at once.
+        """Prepare the episode.
 
-        `least` is the reward if the program ends after a truncated answer. The program reads the `row` of its task, and `grade`
-        computes the rewards of its answer.
+        If `start` is given, it starts a separate program for the episode, and at most `programs` programs run at once.
+
+        `least` is the reward if the program ends after a truncated answer. `row` is passed to the program as the data of its task,
+        and `grade` computes the rewards for the program's answer.
         """
         self._board = board
         self._episode = WaitingEpisode(f"e-{secrets.token_hex(8)}", task, seed, agents, row or {})
@@ -401,16 +413,16 @@ class ExternalState:
         self._program: StartedProgram | None = None
         self._begun = False
         self._open: dict[int, OutsideCall] = {}
-        """Unanswered calls, by number."""
+        """The calls that have not been answered yet, by number."""
         self._new: list[int] = []
-        """Numbers of the calls that arrived during the last step."""
+        """The numbers of the calls that arrived during the last step."""
         self._disconnected: list[OutsideCall] = []
-        """Calls whose caller disconnected during the last step."""
+        """The calls whose caller disconnected during the last step."""
         self._outcome: Outcome | None = None
         self._running: asyncio.Semaphore | None = None
 
     def observe(self, agent: str) -> str:
-        """Return an agent's new calls with their numbers, and the numbers of calls whose caller disconnected."""
+        """Return a JSON string with the agent's new calls and the numbers of the calls whose caller has disconnected."""
         calls = [
             [number, self._open[number].request] for number in self._new if self._open[number].agent == agent
         ]
@@ -419,14 +431,14 @@ class ExternalState:
         )
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents with new events; none after the program has posted its reward."""
+        """Return the agents with new events, or an empty tuple after the program has posted its reward."""
         if self._outcome is not None:
             return ()
         news = [*(self._open[number] for number in self._new), *self._disconnected]
         return tuple(dict.fromkeys(call.agent for call in news))
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Answer calls or, if there are no actions, wait for the program; raise EpisodeError if it ends without a reward."""
+        """Answer calls or, if there are no actions, wait for the program. Raises EpisodeError if the program ends without a reward."""
         if actions:
             for answer in actions.values():
                 number, content = json.loads(answer)
@@ -513,13 +525,13 @@ class ExternalState:
                     await task
 
     def outcome(self) -> Outcome:
-        """Return the outcome that the program has posted."""
+        """Return the outcome that the program has posted, with the rewards of individual turns."""
         return replace(
             self._outcome or Outcome(truncated=True), turn_rewards=dict(self._episode.turn_rewards)
         )
 
     async def close(self) -> None:
-        """Stop answering and end the program."""
+        """Stop answering calls and terminate the program."""
         self._board.withdraw(self._episode)
         try:
             if self._program is not None:
@@ -530,46 +542,51 @@ class ExternalState:
 
 
 class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted, RewardsEpisodes):
-    """An outside program drives each episode: it calls the agents through an OpenAI-compatible API and posts their reward.
+    """Episodes that are controlled by an external program. The program calls the agents through an OpenAI-compatible API.
 
-    With `entry` or `command`, each episode starts the program, which finds the server's URL in `OPENAI_BASE_URL`. Without these
-    settings, you start the program, which requests episodes with `POST /v1/task`. See docs/programs.md and docs/serving.md.
+    At the end of an episode, the program posts the reward. With the setting `entry` or `command`, each episode starts the program,
+    which reads the URL of the server from the environment variable `OPENAI_BASE_URL`. Without these settings, the user starts the
+    program, which requests episodes with `POST /v1/task`. See docs/programs.md and docs/serving.md.
     """
 
     name: Literal["external"] = "external"
     entry: Annotated[str | None, FROM_HERE_ON] = None
-    """Function `path/file.py:name` or `module:name` that runs one episode: `episode(task)`, which may be `async`. Its packages
-    are imported once, and each episode runs in a forked process."""
+    """The function that runs one episode, written as `path/file.py:name` or `module:name`. The function takes the task as its argument
+    (`episode(task)`) and may be `async`. The packages that the function uses are imported once, and each episode runs in a forked
+    process."""
     python: Annotated[str | None, FROM_HERE_ON] = None
-    """Python interpreter for `entry`, such as that of a virtual environment; null: the interpreter that runs kapelle."""
+    """The Python interpreter that runs `entry`, such as the interpreter of a virtual environment. If null, the interpreter that runs
+    kapelle is used."""
     command: Annotated[tuple[str, ...], FROM_HERE_ON] = ()
-    """The program that each episode starts, with its arguments; empty if `entry` is set or you start the program yourself. If the first
-    word is `python`, the interpreter that runs kapelle is used."""
+    """The program that is started for each episode, with its arguments. The setting must be empty if `entry` is set or the user starts
+    the program. If the first word is `python`, the interpreter that runs kapelle is used."""
     programs: Annotated[int, FROM_HERE_ON] = Field(default=8, ge=1)
-    """Maximum number of programs of `entry` or `command` that run at once."""
+    """The maximum number of programs of `entry` or `command` that run at the same time."""
     questions: InnerQuestions | None = None
-    """Environment that supplies the tasks for the program and grades its answers: `{name: math, …}`. null: the program has its own
-    tasks."""
+    """Settings of the environment that supplies the tasks for the program and grades its answers, such as `{name: math, …}`. If null,
+    the program defines its own tasks."""
     port: Annotated[int, FREE] = Field(default=8000, ge=0, le=65_535)
-    """Port for programs; 0 selects a free port."""
+    """The port of the server for programs. With 0, a free port is selected."""
     host: Annotated[str, FREE] = Field(default="127.0.0.1", min_length=1)
-    """Address of the server. An address other than loopback needs TLS and a token in KAPELLE_TOKEN."""
+    """The network address of the server. An address other than a loopback address requires TLS and a token in the environment variable
+    KAPELLE_TOKEN."""
     address: Annotated[str | None, FREE] = None
-    """Name or IP address by which programs reach the server, as in the certificate; null: `host`."""
+    """The host name or IP address under which programs reach the server, as in the TLS certificate. If null, `host` is used."""
     tls_cert: Annotated[str | None, FREE] = None
-    """PEM file of the TLS certificate with its chain; null: HTTP without TLS."""
+    """The PEM file with the TLS certificate and its chain. If null, the server uses HTTP without TLS."""
     tls_key: Annotated[str | None, FREE] = None
-    """PEM file of the certificate's private key."""
+    """The PEM file with the private key of the certificate."""
     tasks: int | None = Field(default=None, ge=1)
-    """Number of training tasks if `questions` is null; null: an endless supply."""
+    """The number of training tasks if `questions` is null. If null, the number of tasks is unlimited."""
     tool_form: Form | None = None
-    """Format in which agents call the program's tools; null: the format of their chat template, or `hermes` if it has none."""
+    """The format in which agents call the tools of the program. If null, the format of the model's chat template is used, or `hermes`
+    if the template defines no format."""
     absence: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
-    """Seconds that a program without `command` may be disconnected before its episode fails."""
+    """Maximum time in seconds for which a program that the user has started may be disconnected before its episode fails."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the questions or, if there are none, the program."""
+        """Descriptions of the tasks of each split, from the environment in `questions` if it is set and otherwise from the program."""
         if self.questions is not None:
             return self.questions.sources
         who = self.entry or (self.command[0] if self.command else "an outside program")
@@ -577,17 +594,17 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
 
     @property
     def alive(self) -> Sequence[str]:
-        """The program, whose episodes cannot be repeated."""
+        """The external program, because its episodes cannot be repeated exactly."""
         return ("the outside program",)
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`, extended to include the range of the questions."""
+        """The minimum and maximum of `rewards` and of the rewards of `questions`."""
         ranges = [self.rewards] if self.questions is None else [self.rewards, self.questions.reward_range]
         return (min(low for low, _ in ranges), max(high for _, high in ranges))
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return the excluded rows of the questions."""
+        """Return a report on the excluded rows of `questions`."""
         return report_of(self.questions).skipped()
 
     @property
@@ -596,11 +613,11 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         return bool(self.command) or self.entry is not None
 
     def descriptors(self, agents: int) -> int:
-        """Return the number of pipes and connections of one program."""
+        """Return the maximum number of pipes and connections that one program holds open."""
         return 6 + agents
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError if a package is missing or a `teacher` is set without a program that kapelle starts."""
+        """Raise ConfigError if a package is missing, settings are inconsistent or a `teacher` is set without `entry` or `command`."""
         if any(importlib.util.find_spec(package) is None for package in ("starlette", "uvicorn")):
             raise AbsentPackage(
                 "`environment.name: external` needs an extra. Run: pip install 'kapelle[serve]'."
@@ -664,7 +681,7 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         return self.teacher is not None
 
     def serve(self, setup: Any, say: Callable[[str, str], None]) -> AbstractContextManager[None]:
-        """Run the server for programs while the block runs."""
+        """Run the server for programs while the `with` block runs."""
         # Imported by name, because services are a layer above environments.
         server: AbstractContextManager[None] = find_object(SERVER, "server")(self, setup, say)
         return server
@@ -672,7 +689,8 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
     def check_server(self, processes: int = 1) -> None:
         """Raise ConfigError if the server for programs would be unsafe or unreachable.
 
-        If there are several `processes`, each serves its own episodes at its own address, which only the programs that it starts know.
+        If there are several `processes`, each process serves its own episodes at its own address. Only the programs that a process
+        starts know this address.
         """
         if processes > 1 and (not self.starts or self.port):
             raise ConfigError(
@@ -719,19 +737,19 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
             )
 
     def size(self, split: Split) -> int | None:
-        """Return the number of tasks; without `questions`, the supply of test tasks is endless."""
+        """Return the number of tasks in a split, or None if it is unlimited. Without `questions`, the number of test tasks is unlimited."""
         if self.questions is not None:
             return self.questions.size(split)
         return self.tasks if split == "train" else None
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the question at an index, or a task that the program interprets."""
+        """Return the task at an index. Without `questions`, the task contains only its split and index, which the program interprets."""
         if self.questions is not None:
             return self.questions.task(split, index)
         return Task(f"{split}-{index}", "", {"split": split, "index": index})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ExternalState:
-        """Create an episode for the program; raise EpisodeError if no server runs."""
+        """Create an episode for the program and return its state. Raises EpisodeError if no server is running."""
         board = board_of(self.key)
 
         async def begin(episode: WaitingEpisode, waits: Callable[[], bool]) -> Program:
@@ -753,7 +771,10 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
 
     @contextmanager
     def forking(self, board: Switchboard) -> Iterator[None]:
-        """Run the process for `entry`, if set, while the block runs; raise ConfigError if `entry` cannot be imported."""
+        """Run the process that is forked for each episode while the block runs, if `entry` is set.
+
+        Raises ConfigError if `entry` cannot be imported.
+        """
         if self.entry is None:
             yield
             return
@@ -768,7 +789,7 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
     # -------- Rewards of questions that reward whole episodes, such as `rewarded`
 
     async def reward_episode(self, episode: Episode, outcome: Outcome) -> Outcome:
-        """Return the outcome with the rewards that the questions give an answer; leave a reward from the program unchanged."""
+        """Return the outcome with the rewards that `questions` assigns to the answer. A reward from the program is left unchanged."""
         questions: object = self.questions
         if offers(questions, RewardsEpisodes) and ANSWER in outcome.info:
             return await questions.reward_episode(episode, outcome)
@@ -776,24 +797,24 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
 
     @property
     def compared(self) -> Sequence[str]:
-        """The settings of the questions that compare episodes."""
+        """The settings of `questions` that compare the episodes of a group."""
         questions: object = self.questions
         return questions.compared if offers(questions, RewardsEpisodes) else ()
 
     async def reward_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
-        """Return the outcomes after the questions have compared the episodes of a group."""
+        """Return the outcomes after `questions` has compared the episodes of a group."""
         questions: object = self.questions
         assert offers(questions, RewardsEpisodes), "`compared` is empty otherwise"
         return await questions.reward_group(episodes)
 
     @property
     def key(self) -> str:
-        """The key under which episodes find their server."""
+        """The key under which episodes find the server of this environment."""
         return self.model_dump_json()
 
 
 def with_own_python(command: Sequence[str]) -> list[str]:
-    """Return a command in which a first word `python` or `python3` is replaced by the interpreter that runs kapelle."""
+    """Return a command in which a first word `python` or `python3` is replaced by the path of the interpreter that runs kapelle."""
     first, *others = command
     return [sys.executable if first in ("python", "python3") else first, *others]
 
@@ -801,7 +822,10 @@ def with_own_python(command: Sequence[str]) -> list[str]:
 async def graded(
     questions: Environment, task: Task, seed: int, outcome: Outcome, agents: Sequence[str]
 ) -> Outcome:
-    """Return the outcome in which each agent has the answer's reward; raise EpisodeError if the answer does not end the question."""
+    """Return the outcome in which each agent receives the reward of the answer.
+
+    Raises EpisodeError if one answer does not end the episode.
+    """
     answer, first = str(outcome.info[ANSWER]), agents[0]
     state = questions.start(task, (first,), seed)
     try:

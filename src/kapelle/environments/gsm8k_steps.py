@@ -1,11 +1,12 @@
-"""The calculator steps that are annotated in GSM8K's solutions, such as `<<48/2=24>>`, for tiny models.
+"""The calculator steps that are annotated in the solutions of GSM8K, such as `<<48/2=24>>`, as tasks for very small models.
 
-GSM8K (2110.14168) has 23,716 steps in train and 4,282 in test. Two thirds of the test steps also occur verbatim in train.
-`info["seen"]` marks them, so that memorised and computed answers can be separated. `3*4` and `4*3` count as different steps.
+GSM8K (arXiv:2110.14168) has 23,716 steps in the train split and 4,282 in the test split. Two thirds of the test steps also occur
+verbatim in the train split. `info["seen"]` marks these steps, so that memorised and computed answers can be distinguished. `3*4`
+and `4*3` count as different steps.
 
-Steps are normalized: `.5` becomes `0.5`, `9.00` becomes `9`, `20%` becomes 0.2, and `$` and unnecessary brackets are removed.
-Annotations that cannot be parsed, incorrect results, steps without an operation (`12=12`), and steps longer than `longest` are
-excluded. All other steps contain only `0-9 + - * / . ( )`.
+In normalised steps, `.5` becomes `0.5`, `9.00` becomes `9`, `20%` becomes 0.2, and `$` and unnecessary brackets are removed.
+Annotations that cannot be parsed, incorrect results, steps without an operation (`12=12`), and steps with more than `longest`
+characters are excluded. All other steps contain only `0-9 + - * / . ( )`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from kapelle.types import Json, Message, Split, Task
 
 
 def notes(step: Expression) -> str:
-    """Return a step's worked notes: its rewritten forms and its terms, separated by `=`."""
+    """Return the worked notes of a step: the forms into which the step is rewritten and finally its terms, separated by `=`."""
     stages: list[str] = []
     # Rewrite until the step is a sum of numbers, or one product or quotient of two numbers.
     while isinstance(step, Operation) and _addends(step) is None and not _on_numbers(step):
@@ -66,7 +67,7 @@ def _on_numbers(step: Operation) -> bool:
 
 
 def _addends(step: Expression) -> list[Fraction] | None:
-    """Return the signed numbers of a sum of numbers; None for any other expression."""
+    """Return the signed numbers of a sum, or None if the expression is not a sum of numbers."""
     if isinstance(step, Value):
         return [step.number]
     if step.operator not in {"+", "-"}:
@@ -78,7 +79,7 @@ def _addends(step: Expression) -> list[Fraction] | None:
 
 
 def _rewritten(step: Expression) -> Expression:
-    """Return a step after one round of rewriting, which computes its innermost products, quotients and bracketed sums."""
+    """Return the step after one round of rewriting, which computes the innermost products, quotients and sums in brackets."""
     if isinstance(step, Value):
         return step
     if _on_numbers(step):
@@ -126,7 +127,7 @@ def _terms(step: Expression) -> list[Fraction]:
 
 
 def _place(digit: Fraction) -> Fraction:
-    """Return the power of ten that a number with one non-zero digit is a multiple of."""
+    """Return the largest power of ten that is at most the absolute value of a number with a single non-zero digit."""
     place = Fraction(1)
     while abs(digit) >= 10 * place:
         place *= 10
@@ -136,7 +137,7 @@ def _place(digit: Fraction) -> Fraction:
 
 
 def _digits(number: Fraction) -> list[Fraction]:
-    """Return a number as one term per non-zero digit, from the highest place down: 205 is 200 and 5."""
+    """Return a number as a list of terms, one for each non-zero digit. The highest place comes first: 205 becomes 200 and 5."""
     written = decimal(abs(number))
     if written is None:
         return [number]
@@ -153,7 +154,7 @@ def _sum(terms: Sequence[Fraction]) -> str:
 
 
 def forget_last_term(written: str) -> str:
-    """Return notes without their last term, which is the flaw of the agent that writes notes."""
+    """Return notes without their last term, as in flawed demonstrations of the agent that writes notes."""
     stages, equals, last = written.rpartition("=")
     terms = _read_terms(last)
     kept = last if terms is None or len(terms) < 2 else _sum(terms[:-1])
@@ -163,7 +164,8 @@ def forget_last_term(written: str) -> str:
 def add_up(written: str, *, carry: bool) -> str:
     """Return the sum of the last terms in notes, or `?` if the notes cannot be parsed.
 
-    If `carry` is False, every decimal place is added separately and its carry is lost. This is the flaw of the agent that reads notes.
+    If `carry` is false, every decimal place is added separately and all carries are lost, as in flawed demonstrations of the agent
+    that reads notes.
     """
     terms = _read_terms(written.rpartition("=")[2])
     if terms is None:
@@ -191,50 +193,54 @@ def _read_terms(text: str) -> list[Fraction] | None:
 
 
 Role = Literal["work", "add_up", "solve"]
-"""`work`: step → worked notes. `add_up`: notes → answer. `solve`: step → answer."""
+"""The role of an agent's script. `work` writes worked notes on the step. `add_up` computes the answer from the notes. `solve` writes
+the answer to the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalculatorStep:
-    """One calculator step in normalized form."""
+    """A calculator step in normalised form."""
 
     question: str
-    """The step, such as `48/2`."""
+    """The expression of the step, such as `48/2`."""
     answer: str
-    """The value of the step as a decimal, such as `24`."""
+    """The value of the step as a decimal number, such as `24`."""
 
 
 class GSM8KSteps(DataFiles, Questions):
-    """Calculator steps of GSM8K: the answer of `48/2` is `24`."""
+    """Calculator steps of GSM8K as questions. For example, the answer to `48/2` is `24`."""
 
     name: Literal["gsm8k_steps"] = "gsm8k_steps"
     path: str = "openai/gsm8k"
     config: str | None = "main"
     longest: int = Field(default=20, ge=3)
-    """Maximum number of characters of a step, not counting its result."""
+    """The maximum number of characters of a step, without its result."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
-    """Rules that extract an agent's answer."""
+    """Rules that extract the answer from an agent's text."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "add_up"})
-    """Agent → the role of its script; agents that are not listed have the role `solve`."""
+    """Mapping from an agent to the role of its script. Agents that are not listed have the role `solve`."""
     flaws: Flaws = Field(default={})
-    """Agent → share of its demonstrations with a flaw: `work` omits the last of several terms, and `add_up` and `solve` lose the
-    carry from one decimal place to the next."""
+    """Mapping from an agent to the fraction of its demonstrations that contain a mistake: the role `work` omits the last of several
+    terms, and the roles `add_up` and `solve` lose the carry from one decimal place to the next."""
 
     @property
     def answers(self) -> Answers:
-        """One number."""
+        """The grader of answers. An answer is one number."""
         return numbers(self.extraction)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the file or hub split of each split. Their problems are disjoint, but a step can occur in both."""
+        """Descriptions of the files or hub splits from which the two splits are read.
+
+        Problems occur in only one split, but a step can occur in both.
+        """
         return {
             "train": f"calculator steps of {self.source.describe('train')}",
             "test": f"calculator steps of {self.source.describe('test')}",
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; raise DataError if one has no steps, and ConfigError if `flaws` names an unknown agent."""
+        """Read both splits. Raises DataError if a split has no steps, and ConfigError if `flaws` names an unknown agent."""
         check_flaws(self.flaws, agents)
         for split in ("train", "test"):
             if not self.size(split):
@@ -244,22 +250,22 @@ class GSM8KSteps(DataFiles, Questions):
                 )
 
     def size(self, split: Split) -> int | None:
-        """Return the number of steps."""
+        """Return the number of calculator steps in a split."""
         return len(_steps(self.source, split, self.longest))
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the step at an index, in the order of the solutions."""
+        """Return the step at an index. Steps are in the order of the solutions."""
         step = _steps(self.source, split, self.longest)[index]
         seen = step in _trained(self.source, self.longest)
         return Task(f"{split}-{index}", step.question, {"answer": step.answer, "seen": seen})
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return whether the step also occurs in train, and which operations it has."""
+        """Return whether the step also occurs in the train split, and the operators that it contains."""
         operation = "".join(re.findall(r"(?<=[0-9)])(?://|[-+*/])", task.question))
         return {"seen": task.data["seen"], "operation": operation}
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text for the agent's role; it is flawed in the share of demonstrations that `flaws` sets."""
+        """Return the demonstration for the role of the agent. The fraction of demonstrations that `flaws` sets contains a mistake."""
         bad = flawed(self.flaws, agent, seed)
         role = self.roles.get(agent, "solve")
         if role == "add_up":
@@ -277,7 +283,7 @@ _ANNOTATION = re.compile(r"<<([^<>]*)>>")
 
 @lru_cache(maxsize=8)
 def _steps(source: DataSource, split: Split, longest: int) -> tuple[CalculatorStep, ...]:
-    """Return the usable steps."""
+    """Return the calculator steps of a split that can be used as tasks."""
     steps: list[CalculatorStep] = []
     rows = source.load("question", "path").of(split)
     for annotation in (step for row in rows for step in _ANNOTATION.findall(row.text("answer", "path"))):

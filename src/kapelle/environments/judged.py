@@ -1,13 +1,13 @@
-"""Rewards of `rewarded` that a judge gives: a rubric grades each answer, and a ranking compares the episodes of a group.
+"""Rewards from judges, for the environment `rewarded`. A rubric grades each answer, and a ranking compares the episodes of a group.
 
     rewards:
-      - rubric: {right: {asks: "Is the result right?", weight: 2}, clear: "Can a beginner follow it?"}
-        judge: {endpoint: "http://localhost:8000/v1", model: Qwen/Qwen3-32B}
-        reference: answer
-      - rank: "It is right, and shorter."
-        judge: {path: Qwen/Qwen3-4B}
+    - rubric: {right: {asks: "Is the result right?", weight: 2}, clear: "Can a beginner follow it?"}
+      judge: {endpoint: "http://localhost:8000/v1", model: Qwen/Qwen3-32B}
+      reference: answer
+    - rank: "It is right, and shorter."
+      judge: {path: Qwen/Qwen3-4B}
 
-The queries are defined in `grading.judge`, and the clients of the queried models in `grading.asking`.
+The queries are defined in `grading.judge`. The clients of the queried models are defined in `grading.asking`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from kapelle.types import Json
 
 
 class Criterion(Settings):
-    """One thing that a judge grades from 0 to 10."""
+    """A criterion that a judge grades from 0 to 10."""
 
     asks: str = Field(min_length=1)
     """The question to the judge about an answer, such as `Is the result right?`."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """The weight of the criterion in the mean."""
+    """The weight of the criterion in the weighted mean of all criteria."""
 
 
 def _question(given: object) -> object:
@@ -42,18 +42,19 @@ def _question(given: object) -> object:
 
 
 class Rubric(Settings):
-    """A judge that grades each answer by several criteria; the reward is their weighted mean, in [0, 1]."""
+    """A reward for which a judge grades each answer by several criteria. The reward is the weighted mean of the grades, in [0, 1]."""
 
     rubric: Mapping[str, Annotated[Criterion, BeforeValidator(_question)]] = Field(min_length=1)
-    """Criteria by name: a question, or `{asks: …, weight: …}`."""
+    """Mapping from the name of a criterion to its question, or to `{asks: …, weight: …}`."""
     judge: EndpointJudge | ModelJudge
-    """The judge: an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
+    """The judge: a model at an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
     reference: str | None = None
-    """Column with a good answer, which the judge also reads; null: the judge reads no such answer."""
+    """The column with a good answer, which the judge also reads. If null, the judge reads no reference answer."""
     agent: str | None = None
-    """The agent whose last text is graded and rewarded; null: the team's answer is graded and every agent is rewarded."""
+    """The agent whose last text is graded and which receives the reward. If null, the answer of the team is graded, and every agent
+    receives the reward."""
     weight: FiniteFloat = 1.0
-    """Factor of its reward."""
+    """The factor by which this reward is multiplied."""
 
     @field_validator("rubric")
     @classmethod
@@ -67,48 +68,49 @@ class Rubric(Settings):
 
     @property
     def criteria(self) -> Mapping[str, tuple[str, float]]:
-        """Criterion name → its question and weight."""
+        """Mapping from the name of a criterion to its question and its weight."""
         return {name: (each.asks, each.weight) for name, each in self.rubric.items()}
 
 
 class Ranking(Settings):
-    """A judge that compares the episodes of a group; the reward of each is a score in [0, 1]."""
+    """A reward for which a judge compares the episodes of a group. The reward of each episode is a score in [0, 1]."""
 
     rank: str = Field(min_length=1)
-    """What makes an answer better than another, such as `It is right, and shorter.`"""
+    """The property that makes one answer better than another, such as `It is right, and shorter.`"""
     judge: EndpointJudge | ModelJudge
-    """The judge: an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
+    """The judge: a model at an endpoint (`endpoint`, `model`), or a frozen model in this process (`path`)."""
     reference: str | None = None
-    """Column with a good answer, which the judge also reads; null: the judge reads no such answer."""
+    """The column with a good answer, which the judge also reads. If null, the judge reads no reference answer."""
     agent: str | None = None
-    """The agent whose last texts are compared and rewarded; null: the team's answers are compared and every agent is rewarded."""
+    """The agent whose last texts are compared and which receives the reward. If null, the answers of the team are compared, and every
+    agent receives the reward."""
     weight: FiniteFloat = 1.0
-    """Factor of its reward."""
+    """The factor by which this reward is multiplied."""
 
 
 def shown(value: Json) -> str | None:
-    """Return a column's value as a judge reads it; None if the row has no value."""
+    """Return the value of a column in the form in which a judge reads it, or None if the row has no value."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 class Judges:
-    """The judges of an environment. Rewards with the same settings share one judge, with its cached replies and its budget."""
+    """The judges of an environment. Rewards with the same judge settings share one client, including its cached replies and its budget."""
 
     def __init__(self, ask: Ask | None = None, models: ModelsInPlace | None = None) -> None:
-        """Use `ask` in place of every judge, or the frozen `models` as judges in this process."""
+        """Replace every judge with `ask` if it is given, or use the frozen `models` for judges in this process."""
         self._ask, self._models = ask, models
         self._clients: dict[AnyJudge, Asking] = {}
         self._reported: dict[str, float] = {}
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both query the same models, whatever their counts; used to compare settings that contain judges."""
+        """Return whether both objects query the same models, to compare settings that contain judges. The query counts are ignored."""
         return isinstance(other, Judges) and (self._ask, self._models) == (other._ask, other._models)
 
     def __hash__(self) -> int:
         return hash((self._ask, self._models))
 
     def of(self, judge: AnyJudge) -> Asking:
-        """Return the client of a judge; DataError for a `cache` that cannot be read or written."""
+        """Return the client of a judge. Raises DataError if the `cache` cannot be read or written."""
         if judge not in self._clients:
             if self._ask is not None:
                 query = self._ask
@@ -124,12 +126,12 @@ class Judges:
         return self._clients[judge]
 
     def close(self) -> None:
-        """Free the frozen models."""
+        """Release the frozen models."""
         if self._models is not None:
             self._models.close()
 
     def costs(self) -> Mapping[str, float]:
-        """Return the queries, cached replies and missing verdicts of judges since the last call."""
+        """Return the numbers of queries, cached replies and missing verdicts of all judges since the last call."""
         every = self._clients.values()
         now = {
             "judge/calls": float(sum(each.calls for each in every)),
@@ -142,7 +144,7 @@ class Judges:
 
 
 class UsesJudges(Settings, UsesModels):
-    """Settings with judges, which are endpoints, frozen models in this process or, in Python, any function."""
+    """Settings with judges. A judge is a model at an endpoint, a frozen model in this process or, in Python, any function."""
 
     _ask: Ask | None = PrivateAttr(default=None)
     _judges: Judges = PrivateAttr(default_factory=Judges)
@@ -150,24 +152,24 @@ class UsesJudges(Settings, UsesModels):
     @property
     @abstractmethod
     def asked(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
-        """Each judge, and how often it is queried."""
+        """The judges, each with the number of its queries."""
 
     def judged_by(self, ask: Ask) -> Self:
-        """Return the same settings with all judges replaced by `ask`, such as `engines.rollout.judge.query_engine(...)`."""
+        """Return a copy of the settings in which `ask` replaces all judges, for example `engines.rollout.judge.query_engine(...)`."""
         copy = self.model_copy()
         copy._ask, copy._judges = ask, Judges(ask)  # noqa: SLF001 - its own class
         return copy
 
     @property
     def frozen_models(self) -> Sequence[FrozenModel]:
-        """The judges that are models in this process."""
+        """The judges that are frozen models in this process."""
         if self._ask is not None:
             return []
         judges = [judge for judge, _ in self.asked if isinstance(judge, ModelJudge)]
         return list(dict.fromkeys(FrozenModel(judge.path, judge.max_tokens) for judge in judges))
 
     def with_models(self, models: ModelsInPlace) -> Self:  # type: ignore[override] # subclasses are environments
-        """Return the same settings, with these models as the judges in this process."""
+        """Return a copy of the settings in which `models` are the judges in this process."""
         copy = self.model_copy()
         copy._judges = Judges(self._ask, models)  # noqa: SLF001 - its own class
         return copy
@@ -177,7 +179,10 @@ class UsesJudges(Settings, UsesModels):
         self._judges.close()
 
     def questions(self) -> Mapping[str, QuestionCounts]:
-        """Return how often each model is queried, by its path or name; judges with equal settings share one `concurrency`."""
+        """Return the number of queries to each model, keyed by its path or name.
+
+        Judges with equal settings share the limit `concurrency`.
+        """
         found: dict[str, QuestionCounts] = {}
         waited: set[AnyJudge] = set()
         for judge, more in self.asked:
@@ -189,5 +194,5 @@ class UsesJudges(Settings, UsesModels):
         return found
 
     def costs(self) -> Mapping[str, float]:
-        """Return the queries, cached replies and missing verdicts of judges since the last call."""
+        """Return the numbers of queries, cached replies and missing verdicts of all judges since the last call."""
         return self._judges.costs()

@@ -1,12 +1,12 @@
-r"""Questions from a data set whose answers can be checked; the default data set is GSM8K.
+r"""Questions from a data set whose answers can be checked automatically. The default data set is GSM8K.
 
-The answer of a row is the text after `####` in its answer field (GSM8K), else the content of its last
-`\boxed{…}` (MATH), else the whole field. Answers are compared by their exact mathematical value (`grading.math`): numbers in
-context (`x = 5`, `5\text{ cm}`), expressions, lists, sets, intervals, points, matrices and equations.
-If the exact comparison cannot decide, math-verify compares the answers. It runs in a process that all episodes share and that
-starts on first use. An answer that takes more than 3 s of CPU time counts as incorrect.
+The answer of a row is the text after `####` in its answer field (GSM8K), otherwise the content of its last `\boxed{…}` (MATH),
+otherwise the whole field. Answers are compared by their exact mathematical value (`grading.math`): numbers in context (`x = 5`,
+`5\text{ cm}`), expressions, lists, sets, intervals, points, matrices and equations. If the exact comparison cannot decide, the
+package math-verify compares the answers. The package math-verify runs in a process that all episodes share and that starts on first
+use. An answer that takes more than 3 s of CPU time counts as incorrect.
 
-The script writes the data set's solution, without GSM8K's `<<48/2=24>>` annotations.
+Demonstrations are the solutions of the data set, without the `<<48/2=24>>` annotations of GSM8K.
 """
 
 from __future__ import annotations
@@ -49,20 +49,23 @@ from kapelle.types import Json, Message, Split, Task
 
 LIMITS = Limits(wall_s=5.0, cpu_s=3.0, memory_bytes=256 * 1024**2)
 PARALLEL = 2
-"""Number of programs that one process runs in parallel."""
+"""The maximum number of programs that each process runs in parallel."""
 
 
 class Printed(NamedTuple):
-    """The result of a program."""
+    """The printed answer of a program, or the reason why there is none."""
 
     answer: str | None
-    """The last non-empty line of output; None if the output is empty or the program failed."""
+    """The last non-empty line of the output, or None if the output is empty or the program failed."""
     problem: str
-    """Why the line is None; empty if there is a line."""
+    """The reason why there is no answer, or an empty string if there is an answer."""
 
 
 async def printed_by(text: str, backend: str) -> Printed:
-    """Run the program in a text in the sandbox and return its last line; raise SandboxError if the sandbox is unavailable."""
+    """Run the program in a text in the sandbox and return the last line that it prints.
+
+    Raises SandboxError if the sandbox is unavailable.
+    """
     program = program_of(text)
     if program is None:
         return Printed(None, "the text contains no program")
@@ -81,36 +84,38 @@ async def printed_by(text: str, backend: str) -> Printed:
 
 _CHOICES = ("choices", "options")
 Role = Literal["work", "answer", "solve"]
-"""`work`: the solution up to its answer. `answer`: the answer alone. `solve`: both."""
+"""The role of an agent's script. `work` writes the solution up to its answer. `answer` writes only the answer. `solve` writes both."""
 
 
 class Math(DataWithQuestions, Questions):
-    """Questions from a data set, graded by their final answer."""
+    """Questions from a data set. An agent's text is graded by its final answer."""
 
     name: Literal["math"] = "math"
     path: str = "openai/gsm8k"
     config: str | None = "main"
     question_field: str = "question"
-    """Field with the question; dots reach into objects. If it is a conversation (verl's and siiRL's `prompt`), system messages are
-    not part of the question."""
+    """The field that contains the question. A dot in the name selects a field inside an object. If the field contains a conversation
+    (as `prompt` in verl and siiRL), system messages are not part of the question."""
     answer_field: str = "answer"
-    """Field with the answer; in the format of verl and siiRL it is `reward_model.ground_truth`."""
+    """The field that contains the answer. In the format of verl and siiRL, this field is `reward_model.ground_truth`."""
     choices_field: str | None = None
-    """Field with the options of a multiple-choice question: a list of strings, or an object with `text` and `label`. The question lists
-    the options with letters. The row's answer is a letter, the index of an option from 0, or its text. null: `choices` or `options`."""
+    """The field that contains the options of a multiple-choice question: a list of strings, or an object with `text` and `label`. The
+    question lists the options with letters. The row's answer is the letter of an option, the index of an option counted from 0, or
+    the text of an option. If null, the field `choices` or `options` is used if the row has such a field."""
     level_field: str = "level"
-    """Field with the difficulty of a question; tasks store it as `level`, which `tasks.curriculum` uses."""
+    """The field that contains the difficulty of a question. Tasks store the value as `level`, which `tasks.curriculum` uses."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box"), min_length=1)
-    """Rules that extract an agent's answer, in this order."""
+    """Rules that extract the answer from an agent's text, in the order in which they are applied."""
     answer_by: Literal["text", "program"] = "text"
-    """`program`: the agent writes Python code, either alone or in its last ```python block. The code runs in the sandbox, and its last
-    line of output is the answer."""
+    """How agents give their answers. With `program`, the agent writes Python code, either alone or in its last ```python block. The
+    code runs in the sandbox, and the last line that it prints is the answer."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
-    """The sandbox in which programs run, with `answer_by: program`."""
+    """The sandbox in which programs run if `answer_by` is `program`."""
     percent_is_unit: bool = True
-    """True: the answer 50% means 50, as in GSM8K, where the question contains the unit. False: 50% means 0.5."""
+    """Whether the percent sign is a unit. If true, the answer 50% means 50, as in GSM8K, where the unit is part of the question. If
+    false, 50% means 0.5."""
     roles: Mapping[str, Role] = Field(default={"reasoner": "work", "actor": "answer"})
-    """Agent → the role of its script; agents that are not listed have the role `solve`."""
+    """Mapping from an agent to the role of its script. Agents that are not listed have the role `solve`."""
 
     def _key(self) -> tuple[str, str, Words]:
         return self.question_field, "question_field", question_in
@@ -119,7 +124,7 @@ class Math(DataWithQuestions, Questions):
         return self.gold_of(row)
 
     def question_of(self, row: DataRow) -> Question:
-        """Return the question of a row, with its options."""
+        """Return the question in a row, followed by its options if there are any."""
         question, options = super().question_of(row), self._options(row)
         if options is None:
             return question
@@ -127,7 +132,7 @@ class Math(DataWithQuestions, Questions):
         return question.worded(lambda text: f"{text}\n\n{listed}")
 
     def _options(self, row: DataRow) -> Mapping[str, str] | None:
-        """Return the options of a multiple-choice question by letter; None for other questions."""
+        """Return a mapping from letters to the options of a multiple-choice question, or None for any other question."""
         field = self.choices_field or next((name for name in _CHOICES if row.fields.get(name)), None)
         if field is None:
             return None
@@ -147,7 +152,7 @@ class Math(DataWithQuestions, Questions):
         return dict(zip(named, map(str, texts), strict=True))
 
     def _right_option(self, row: DataRow, options: Mapping[str, str]) -> str:
-        """Return the letter of the correct option."""
+        """Return the letter of the correct option in a multiple-choice question."""
         value = field_of(row, self.answer_field, "answer_field")
         letters = list(options)
         if isinstance(value, float) and value.is_integer():
@@ -171,16 +176,19 @@ class Math(DataWithQuestions, Questions):
         )
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; if too many rows have no answer, raise DataError with their file and line.
+        """Read both splits. Raises DataError, which names files and lines, if too many rows have no answer.
 
-        With `answer_by: program`, raise SandboxError if this machine lacks the sandbox.
+        If `answer_by` is `program`, raises SandboxError if the sandbox is unavailable on this machine.
         """
         if self.answer_by == "program":
             require(backend(self.sandbox))
         self.skipped()
 
     def gold_of(self, row: DataRow) -> str:
-        """Return the gold answer of a row, which is a letter for a multiple-choice question; raise DataError if there is none."""
+        """Return the gold answer of a row. For a multiple-choice question, the gold answer is a letter.
+
+        Raises DataError if there is no answer.
+        """
         options = self._options(row)
         if options is not None:
             return self._right_option(row, options)
@@ -197,7 +205,10 @@ class Math(DataWithQuestions, Questions):
         return gold
 
     def doubts(self) -> Sequence[str]:
-        """Return how many of the gold answers that math-verify must compare it cannot read, with the first of them as an example."""
+        """Return a warning with the number of gold answers that math-verify cannot parse, and with the first of them as an example.
+
+        Only gold answers that must be compared by math-verify are checked.
+        """
         rows = (*self.rows.train, *self.rows.test)
         golds = {self.gold_of(row) for row in rows if self._options(row) is None}
         left = sorted(gold for gold in golds if gold_problem(gold) is None)
@@ -220,7 +231,7 @@ class Math(DataWithQuestions, Questions):
 
     @cached_property
     def _parts(self) -> frozenset[str]:
-        """The values of verl's `data_source`, if rows have different values."""
+        """The values of the column `data_source` of verl, or an empty set if all rows have the same value."""
         rows = (*self.rows.train, *self.rows.test)
         found = frozenset(str(row.fields["data_source"]) for row in rows if "data_source" in row.fields)
         return found if len(found) > 1 else frozenset()
@@ -240,13 +251,13 @@ class Math(DataWithQuestions, Questions):
         )
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return the part of the data to which the question belongs, if there are several parts."""
+        """Return the part of the data to which the question belongs, if the data have several parts."""
         part = task.data.get("part")
         return {} if part is None else {"part": part, f"part/{part}": True}
 
     @property
     def answers(self) -> Answers:
-        """A mathematical answer, or a program that prints it."""
+        """The grader of answers. An answer is a mathematical answer or a program that prints the answer."""
         return Answers(self._graded, self._normal_form)
 
     async def _graded(self, text: str, task: Task) -> Grade:
@@ -256,7 +267,7 @@ class Math(DataWithQuestions, Questions):
         return grade_choice(text, answer, options, self.extraction)
 
     async def grade(self, text: str, answer: str) -> Grade:
-        """Return the grade of a text's final answer against the given one."""
+        """Return the grade of the final answer in a text, compared with the gold answer."""
         if self.answer_by == "program":
             printed = await printed_by(text, self.sandbox)
             if printed.answer is None:
@@ -279,7 +290,7 @@ class Math(DataWithQuestions, Questions):
         return "figure" if self.percent_is_unit else "hundredths"
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the part of the data set's solution for the agent's role."""
+        """Return the part of the data set's solution that corresponds to the role of the agent."""
         if self.answer_by == "program":
             return f"```python\nprint({task.data['answer']!r})\n```"
         row = self.rows.row_of(task.id)
@@ -296,5 +307,6 @@ class Math(DataWithQuestions, Questions):
 
 
 MOST_ASKED = 200
-"""Number of gold answers that are checked with math-verify, chosen evenly from all that it must read; each takes about 35 ms."""
+"""The maximum number of gold answers that are checked with math-verify, chosen at equal intervals from all gold answers that
+math-verify must parse. Each check takes about 35 ms."""
 _ANNOTATION = re.compile(r"<<[^<>]*>>")

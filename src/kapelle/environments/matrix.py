@@ -1,4 +1,4 @@
-"""Matrix games with simultaneous moves and known optima, for one or several rounds."""
+"""Matrix games with simultaneous moves and known optima, played for one or more rounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kapelle.types import Message, Split, Task
 # -------- Games as tables, whose optima are found by enumeration
 
 Joint = str
-"""A joint move: one letter per player, in order."""
+"""A joint move as a string with one letter per player, in the order of the players."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +29,26 @@ class Game:
     """A finite game in normal form."""
 
     payoffs: Mapping[Joint, tuple[float, ...]]
-    """Every joint move → the payoff of each player."""
+    """The payoff matrix: a mapping from every joint move to the payoff of each player."""
 
     @property
     def players(self) -> int:
-        """Number of players."""
+        """The number of players."""
         return len(next(iter(self.payoffs)))
 
     @property
     def moves(self) -> tuple[str, ...]:
-        """Each player's legal letters, in the order of the table."""
+        """The legal letters of each player, in the order of the payoff matrix."""
         return tuple("".join(dict.fromkeys(joint[k] for joint in self.payoffs)) for k in range(self.players))
 
     @property
     def least(self) -> float:
-        """Least payoff in the table."""
+        """The smallest payoff in the matrix."""
         return min(min(payoffs) for payoffs in self.payoffs.values())
 
     @property
     def greatest(self) -> float:
-        """Greatest payoff in the table."""
+        """The largest payoff in the matrix."""
         return max(max(payoffs) for payoffs in self.payoffs.values())
 
     @property
@@ -58,17 +58,20 @@ class Game:
 
     @property
     def constant_sum(self) -> bool:
-        """Whether each player's gains are the losses of the other players."""
+        """Whether the gains of each player equal the losses of the other players."""
         return len({sum(payoffs) for payoffs in self.payoffs.values()}) == 1
 
     @property
     def optima(self) -> tuple[Joint, ...]:
-        """The joint moves with the greatest sum of payoffs over players."""
+        """The joint moves with the largest sum of payoffs over all players."""
         best = max(sum(payoffs) for payoffs in self.payoffs.values())
         return tuple(joint for joint, payoffs in self.payoffs.items() if sum(payoffs) == best)
 
     def alike(self) -> list[str]:
-        """Return sets of interchangeable letters: if two letters of a set are swapped for all players, every payoff stays the same."""
+        """Return sets of interchangeable letters.
+
+        If two letters of a set are exchanged for all players, every payoff stays the same.
+        """
         sets: list[str] = []
         for letter in dict.fromkeys("".join(self.moves)):
             place = next((k for k, own in enumerate(sets) if self._exchangeable(own[0], letter)), None)
@@ -85,11 +88,14 @@ class Game:
         )
 
     def gaps(self) -> list[Joint]:
-        """Return the joint moves that are missing from the table."""
+        """Return the joint moves that are missing from the payoff matrix."""
         return [joint for joint in map("".join, itertools.product(*self.moves)) if joint not in self.payoffs]
 
     def expected(self, joint: Sequence[str | None]) -> tuple[float, ...]:
-        """Return the payoffs of a joint move; for players whose move is missing (None), average over their moves."""
+        """Return the payoff of each player for a joint move.
+
+        For a player whose move is missing (None), average over all moves of the player.
+        """
         choices = [moves if move is None else move for move, moves in zip(joint, self.moves, strict=True)]
         rows = [self.payoffs["".join(letters)] for letters in itertools.product(*choices)]
         return tuple(sum(column) / len(rows) for column in zip(*rows, strict=True))
@@ -101,24 +107,28 @@ def _shared(moves: str, rows: Sequence[Sequence[float]]) -> Game:
 
 
 def penalty(k: float) -> Game:
-    """Return the penalty game (Claus and Boutilier 1998): two optima, and a payoff `k` for mixing them."""
+    """Return the penalty game (Claus and Boutilier 1998), which has two optima and gives the payoff `k` if the players mix the optima."""
     return _shared("ABC", [[10, 0, k], [0, 2, 0], [k, 0, 10]])
 
 
 CLIMBING = _shared("ABC", [[11, -30, 0], [-30, 7, 6], [0, 0, 5]])
-"""Claus and Boutilier 1998: the optimum AA is the riskiest joint move, so independent learners converge to lower payoffs."""
+"""The climbing game (Claus and Boutilier 1998). The optimum AA is the riskiest joint move, so independent learners converge to lower
+payoffs."""
 
 XOR = _shared("AB", [[0, 1], [1, 0]])
-"""2206.07505: two players must choose different moves, which a deterministic shared policy cannot do."""
+"""The XOR game (arXiv:2206.07505). Two players must choose different moves, which is impossible for a deterministic policy that both
+share."""
 
 PRISONERS_DILEMMA = Game({"CC": (3, 3), "CD": (0, 5), "DC": (5, 0), "DD": (1, 1)})
-"""Axelrod 1984: each player gains by defection, but both gain by mutual cooperation."""
+"""The prisoner's dilemma (Axelrod 1984). Each player gains by defecting, but mutual cooperation is better for both players than mutual
+defection."""
 
 STAG_HUNT = Game({"SS": (4, 4), "SH": (1, 3), "HS": (3, 1), "HH": (2, 2)})
-"""Skyrms 2004: the equilibrium SS is payoff-dominant, and HH is risk-dominant."""
+"""The stag hunt (Skyrms 2004). The equilibrium SS is payoff-dominant, and the equilibrium HH is risk-dominant."""
 
 MATCHING_PENNIES = Game({"HH": (1, -1), "HT": (-1, 1), "TH": (-1, 1), "TT": (1, -1)})
-"""A zero-sum game; its only equilibrium mixes both moves with probability 1/2 and has value 0."""
+"""Matching pennies, a zero-sum game. In the only equilibrium, both players choose each move with probability 1/2, and the value of the
+game is 0."""
 
 
 GameName = Literal[
@@ -127,33 +137,36 @@ GameName = Literal[
 
 
 MOST_LISTED = 64
-"""Largest number of joint moves that the rules list with their payoffs."""
+"""The maximum number of joint moves whose payoffs are listed in the rules."""
 
 
 class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
-    """A matrix game; every agent of the team is one player, in order, and writes one letter.
+    """A matrix game. The agents of the team are the players, in order, and each agent writes one letter per round.
 
-    An observation consists of the rules and a line such as `2/3 AB CAA`: second player of three, legal moves A and B, joint move CAA
-    in the last round (`-` is an invalid move). With `rules: none` the observation is only this line; the agent then learns the
-    meaning of the letters, or its prompt explains them.
+    An observation consists of the rules and a line such as `2/3 AB CAA`. The line `2/3 AB CAA` means that the agent is the second
+    of three players, its legal moves are A and B, and the joint move in the last round was CAA. The character `-` stands for an
+    invalid move. If `rules` is `none`, the observation is only this line; the agent must then learn the meaning of the letters, or
+    its prompt must explain them.
     """
 
     name: Literal["matrix"] = "matrix"
     game: GameName = "climbing"
-    """A built-in game, or `custom` for a game defined by `payoffs`."""
+    """The name of a built-in game, or `custom` for a game defined by `payoffs`."""
     payoffs: Mapping[str, FiniteFloat | tuple[FiniteFloat, ...]] = Field(default={})
-    """For `game: custom`: every joint move (one letter per player) → one payoff for all players, or one for each."""
+    """The payoff matrix of a custom game: a mapping from every joint move (one letter per player) to one payoff for all players or to
+    one payoff for each player."""
     penalty: FiniteFloat = Field(default=-100.0, le=0.0)
-    """The payoff for mixing the optima in `game: penalty`."""
+    """The payoff for mixing the two optima in the game `penalty`."""
     rounds: int = Field(default=1, ge=1)
-    """Number of rounds in an episode."""
+    """The number of rounds per episode."""
     memory: int | None = Field(default=1, ge=0)
-    """Number of past rounds in an observation; null: all. An agent's conversation contains earlier rounds."""
+    """The number of past rounds that an observation shows. If null, an observation shows all past rounds. Earlier rounds are also part
+    of an agent's conversation."""
     other_play: bool = False
-    """Whether interchangeable letters are renamed at random in each episode for every player but the first. Players then cannot rely
-    on a convention to coordinate (other-play, 2003.02979)."""
+    """Whether interchangeable letters are renamed at random in each episode for every player except the first. If letters are renamed,
+    players cannot rely on a convention to coordinate (other-play, arXiv:2003.02979)."""
     invalid: FiniteFloat | None = None
-    """Payoff of an invalid move, which must not exceed the game's least payoff; null: the least payoff."""
+    """The payoff of an invalid move, which must not exceed the smallest payoff of the game. If null, the smallest payoff is used."""
 
     @model_validator(mode="after")
     def _is_a_game(self) -> Matrix:
@@ -183,7 +196,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
 
     @property
     def table(self) -> Game:
-        """The payoff table of the game."""
+        """The game with its payoff matrix."""
         known = {
             "climbing": CLIMBING,
             "penalty": penalty(self.penalty),
@@ -203,21 +216,21 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
 
     @property
     def invalid_payoff(self) -> float:
-        """Payoff of an invalid move."""
+        """The payoff of an invalid move."""
         return self.table.least if self.invalid is None else self.invalid
 
     @property
     def constant_sum(self) -> bool:
-        """Whether the payoffs of every joint move have the same sum."""
+        """Whether the payoffs of all players have the same sum for every joint move."""
         return self.table.constant_sum
 
     @property
     def players(self) -> int:
-        """Number of players."""
+        """The number of players."""
         return self.table.players
 
     def decisions(self) -> Iterator[Decision]:
-        """Yield each player's observation in the only round; ConfigError for several rounds."""
+        """Yield the observation of each player in a game with one round. Raises ConfigError if the game has several rounds."""
         if self.rounds > 1:
             raise ConfigError(
                 f"`matrix` has exact values for one round only, but `rounds` is {self.rounds}. Set `environment.rounds: 1`."
@@ -230,7 +243,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
             )
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
-        """Return the expected payoff of each player and NashConv, by enumerating the table."""
+        """Return the expected payoff of each player and NashConv, computed by enumerating the payoff matrix."""
         values = [self._values(policy, player) for player in range(self.players)]
         expected = [
             sum(policy[str(player)].get(move, 0.0) * value for move, value in enumerate(values[player]))
@@ -242,16 +255,16 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
     def best_response(
         self, policy: Mapping[str, Mapping[int, float]], player: int
     ) -> tuple[float, Mapping[str, int]]:
-        """Return the payoff of a player's best letter against the other players' policies, and the index of that letter."""
+        """Return the payoff of a player's best letter against the policies of the other players, and the index of this letter."""
         values = self._values(policy, player)
         return max(values), {str(player): values.index(max(values))}
 
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
-        """Return 1 for every player, because each moves once."""
+        """Return 1 for every player, because each player moves once per game."""
         return {str(player): 1.0 for player in range(self.players)}
 
     def _values(self, policy: Mapping[str, Mapping[int, float]], player: int) -> list[float]:
-        """Return the expected payoff of each letter of a player against the other players' policies."""
+        """Return the expected payoff of each letter of a player against the policies of the other players."""
         game = self.table
         values = dict.fromkeys(game.moves[player], 0.0)
         for joint, payoffs in game.payoffs.items():
@@ -265,19 +278,19 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The least and the greatest return, which is the least or greatest payoff in every round."""
+        """The minimum and maximum return: the smallest or the largest payoff in every round."""
         return (self.rounds * self.invalid_payoff, self.rounds * self.table.greatest)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the game, which is the same in both splits."""
+        """Descriptions of the game, which is the same in both splits."""
         return {
             "train": f"the game {self.game}",
             "test": f"the same game {self.game} (a game has no held-out tasks)",
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError unless there is one agent for each player."""
+        """Raise ConfigError if the number of agents differs from the number of players."""
         players = self.table.players
         if len(agents) != players:
             raise ConfigError(
@@ -286,13 +299,13 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
             )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> MatrixState:
-        """Start a game."""
+        """Start an episode of the game and return its state."""
         self.check(agents)
         rules = self.head(self._rules(), "All say one letter at once.")
         return MatrixState(self, task, agents, rules, seed)
 
     def renamed(self, seat: int, seed: int) -> Mapping[str, str]:
-        """Return a mapping from each letter that a player writes to its meaning in an episode."""
+        """Return a mapping from each letter that a player writes to the letter that it stands for in the game in this episode."""
         found: dict[str, str] = {}
         draw = random.Random(derive_seed("other-play", seat, seed))
         for own in self.table.alike():
@@ -303,7 +316,7 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
         return found
 
     def _rules(self) -> str:
-        """Return the rules; they list the payoffs if there are at most `MOST_LISTED` joint moves."""
+        """Return the rules of the game. The rules list the payoffs if there are at most `MOST_LISTED` joint moves."""
         game = self.table
         rounds = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
         listed = {
@@ -319,14 +332,14 @@ class Matrix(GameSettings, Enumerable, ListsMoves, Reporting, Scripted):
         )
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a random legal move, which demonstrates only the format."""
+        """Return a random legal move, which demonstrates only the format of a move."""
         places = re.findall(r"\b([0-9]+)/[0-9]+ ", messages[-1].content if messages else "")
         moves = self.table.moves[int(places[-1]) - 1 if places else 0]
         return random.Random(f"{seed}/{agent}").choice(moves)
 
 
 class MatrixState(BaseState, KnowsMoves):
-    """An episode of a game in which all players move simultaneously in each round."""
+    """The state of an episode of a matrix game. In each round, all players move simultaneously."""
 
     def __init__(self, settings: Matrix, task: Task, agents: Sequence[str], rules: str, seed: int) -> None:
         super().__init__(task, agents)
@@ -338,11 +351,11 @@ class MatrixState(BaseState, KnowsMoves):
         self._move_in = settings.move_in
         self._rules = rules
         self._meant = {agent: settings.renamed(player, seed) for player, agent in enumerate(agents)}
-        """Agent → the letter that it writes → the meaning of that letter."""
+        """Mapping from an agent to a mapping from each letter that the agent writes to the letter that it stands for in the game."""
         self._history: list[str] = []
 
     def observe(self, agent: str) -> str:
-        """Return the rules, the player's position, the legal letters and the joint moves of the last rounds."""
+        """Return the rules, the position of the player, its legal letters and the joint moves of the last rounds."""
         shown = self._history if self._memory is None else self._history[len(self._history) - self._memory :]
         place = f"{self.agents.index(agent) + 1}/{len(self.agents)}"
         written = {meant: letter for letter, meant in self._meant[agent].items()}
@@ -351,19 +364,20 @@ class MatrixState(BaseState, KnowsMoves):
         return f"{self._rules}\n{line}" if self._rules else line
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return the player's letters."""
+        """Return the legal letters of the player, or an empty tuple after the last round."""
         return tuple(self._moves[agent]) if self.movers() else ()
 
     def movers(self) -> tuple[str, ...]:
-        """Return all players until the last round ends."""
+        """Return all players, or an empty tuple after the last round."""
         return self.agents if len(self._history) < self._rounds else ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the moves of one round and return the payoffs; raise EpisodeError unless exactly the movers acted.
+        """Apply the moves of one round and return the payoffs. Raises EpisodeError if the agents that act are not exactly the movers.
 
-        A move is a single letter; surrounding whitespace is ignored. An agent that writes anything else receives the payoff `invalid`,
-        and in a game of pure coordination all agents do. In other games, the other agents receive their payoff averaged over the
-        possible moves of that agent, which therefore cannot influence it.
+        A move is a single letter; surrounding whitespace is ignored. An agent that writes anything else receives the payoff
+        `invalid`. In a game of pure coordination, an invalid move gives all agents this payoff. In any other game, the payoffs of
+        the other agents are averaged over all possible moves of the agent with the invalid move, so that this agent cannot
+        influence them.
         """
         need_movers(actions, self.movers())
         joint: list[str | None] = []
@@ -380,7 +394,7 @@ class MatrixState(BaseState, KnowsMoves):
         }
 
     def outcome(self) -> Outcome:
-        """Return the share of rounds with an optimal joint move, or None in a constant-sum game.
+        """Return the outcome. The success is the fraction of rounds with an optimal joint move, or None in a constant-sum game.
 
         Rounds that were not played do not count as optimal.
         """

@@ -1,8 +1,8 @@
-"""Natural-language inference: does a premise entail a hypothesis, contradict it, or leave it open?
+"""Natural-language inference. The question is whether a premise entails a hypothesis, contradicts it, or does neither.
 
-Rows have the format of ANLI (1910.14599) and the hub's `facebook/anli`, on which MAPoRL trains: the fields
-are `premise`, `hypothesis` and `label`. The label is a letter (`e`, `n`, `c`), a word or a number (0, 1, 2).
-Rows with the same premise stay in the same split.
+Rows have the format of ANLI (arXiv:1910.14599) and of `facebook/anli` on the Hugging Face hub, on which MAPoRL trains. The fields
+of a row are `premise`, `hypothesis` and `label`. The label is a letter (`e`, `n`, `c`), a word or a number (0, 1, 2). Rows with the
+same premise belong to the same split.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ def _label(text: str) -> Label | None:
 
 
 class NLI(DataWithQuestions, Questions):
-    """An agent reads a premise and a hypothesis, and answers with one of three words."""
+    """Questions with a premise and a hypothesis. The answer is `entailment`, `neutral` or `contradiction`."""
 
     name: Literal["nli"] = "nli"
     path: str = "facebook/anli"
     train: str = "train_r1"
     test: str = "test_r1"
     question_field: str | None = None
-    """A field with the whole question, such as verl's `prompt`; null builds it from `premise` and `hypothesis`."""
+    """The field that contains the whole question, such as `prompt` in verl. If null, the question is created from the fields `premise`
+    and `hypothesis`."""
     label_field: str = "label"
-    """The field with the answer."""
+    """The field that contains the label."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "hash", "last_box", "whole"), min_length=1)
-    """Rules that extract an agent's answer, in this order."""
+    """Rules that extract the answer from an agent's text, in the order in which they are applied."""
 
     def _key(self) -> tuple[str, str, Words]:
         if self.question_field is not None:
@@ -56,7 +57,7 @@ class NLI(DataWithQuestions, Questions):
         return self.pair_of(row)
 
     def pair_of(self, row: DataRow) -> tuple[str, Label]:
-        """Return the question and the label of a row; raise DataError if either is missing."""
+        """Return the question and the label in a row. Raises DataError if either is missing or invalid."""
         written = text_in(row, self.label_field, "label_field").strip().casefold()
         if written not in _LABELS:
             raise row.unusable(f"the label '{written}' must be e, n or c (0, 1, 2)")
@@ -72,7 +73,7 @@ class NLI(DataWithQuestions, Questions):
 
     @property
     def answers(self) -> Answers:
-        """An answer of one of three words."""
+        """The grader of answers. An answer is one of three words."""
         return words(
             _label,
             self.extraction,
@@ -80,11 +81,11 @@ class NLI(DataWithQuestions, Questions):
         )
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return the label."""
+        """Return the correct label of the task."""
         return {"label": task.data["answer"]}
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the pair at an index."""
+        """Return the task at an index, whose question contains a premise and a hypothesis."""
         row = self.rows.of(split)[index]
         question, label = self.pair_of(row)
         if self.question_field is None:

@@ -31,36 +31,37 @@ from kapelle.types import Message, Split, Task
 
 Kind = Literal["equation", "inequality"]
 _DIGITS = re.compile(r"\d+")
-"""Matches numbers, which templates replace with `#`."""
+"""A regular expression for numbers, which are replaced with `#` to obtain the template of a problem."""
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "="}
 
 
 class Algebra(Generated):
-    """One line with the unknown `x`; the answer lists all roots, or gives a bound such as `x<-3`."""
+    """Equations and inequalities with the unknown `x`. The answer lists all roots, or gives a bound such as `x<-3`."""
 
     name: Literal["algebra"] = "algebra"
     kinds: tuple[Kind, ...] = Field(default=("equation",), min_length=1)
-    """Kinds of problems, drawn uniformly for each task."""
+    """The kinds of problems. The kind of each task is sampled uniformly."""
     difficulty: Annotated[Difficulty, up_to(5)] = (1, 3)
-    """Easiest and hardest level, from 1 to 5."""
+    """The minimum and maximum difficulty, from 1 to 5."""
     seed: int = 0
-    """A different seed gives different tasks in a different order, with the same split."""
+    """The seed of the task generator. Different seeds generate different tasks in a different order, but the split of a problem does
+    not depend on the seed."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "whole"), min_length=1)
-    """Rules that extract an agent's answer."""
+    """Rules that extract the answer from an agent's text."""
 
     @property
     def answers(self) -> Answers:
-        """All roots, or a bound."""
+        """The grader of answers. An answer consists of all roots, or of a bound."""
         return words(solution, self.extraction, "no solution such as `x=5`, `2,3` or `x<-3`")
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the generated problems; a hash of each problem decides its split."""
+        """Descriptions of the generated problems of each split. A hash of each problem determines its split."""
         many = {"equation": "equations", "inequality": "inequalities"}
         return describe(" and ".join(many[kind] for kind in self.kinds), self.difficulty, self.held_out)
 
     def problem(self, draw: random.Random, level: int) -> Problem:
-        """Return a problem of this level."""
+        """Return a random problem of the given level."""
         kind = draw.choice(self.kinds)
         if (kind, level) == ("equation", 5):
             one, other = draw.randint(-9, 9), draw.randint(-9, 9)
@@ -76,7 +77,7 @@ _BOUND = re.compile(r"(?P<left>[^=<>≤≥]+?)\s*(?P<sign><=|>=|<|>|≤|≥)\s*(
 
 
 def solution(text: str) -> str | None:
-    """Return a solution in normal form, such as `x=2`, `x=2,3` or `x<=-1/2`; None if the text is not a solution."""
+    """Return a solution in normalised form, such as `x=2`, `x=2,3` or `x<=-1/2`, or None if the text is not a solution."""
     text = text.strip().strip("$").strip().removesuffix(".")
     if len(text) > MAX_CHARACTERS:
         return None
@@ -101,7 +102,7 @@ def solution(text: str) -> str | None:
 
 
 def _linear(draw: random.Random, level: int, kind: Kind) -> tuple[str, str]:
-    """Return an equation or inequality with the sides p·x+q and r·x+s, and its solution."""
+    """Return an equation or inequality between p·x+q and r·x+s, and its solution."""
     while True:
         left, p, q = _side(draw, level)
         right, r, s = _other_side(draw, level, p, q)
@@ -126,7 +127,7 @@ def _side(draw: random.Random, level: int) -> tuple[str, Fraction, Fraction]:
 
 
 def _other_side(draw: random.Random, level: int, p: Fraction, q: Fraction) -> tuple[str, Fraction, Fraction]:
-    """Return the right side; up to level 3 the solution is a whole number."""
+    """Return the right side of an equation or inequality. Up to level 3, the solution is a whole number."""
     if level > 3:
         return _side(draw, level)
     root = draw.randint(-12, 12)
@@ -158,20 +159,22 @@ Step = Literal["add", "take", "times", "over"]
 
 
 class MultiStep(Generated):
-    """Chains of calculations with whole numbers; all values, including intermediate ones, are from 0 to `largest`."""
+    """Chains of calculations with whole numbers. All values, including intermediate values, are from 0 to `largest`."""
 
     things: ClassVar[str] = "chains of calculations"
     name: Literal["multi_step"] = "multi_step"
     difficulty: Annotated[Difficulty, up_to(20)] = (2, 4)
-    """Minimum and maximum number of steps, from 1 to 20."""
+    """The minimum and maximum number of calculations in a chain, from 1 to 20."""
     largest: int = Field(default=99, ge=20)
-    """Maximum intermediate value."""
+    """The maximum value after each calculation."""
     steps: tuple[Step, ...] = Field(default=("add", "take", "times"), min_length=1)
-    """The kinds of steps, drawn uniformly from those whose value stays in range; `over` divides by 2 to 9 without a remainder."""
+    """The kinds of calculations. Each calculation is sampled uniformly from the kinds whose result stays in range. `over` divides by a
+    number from 2 to 9 without a remainder."""
     seed: int = 0
-    """A different seed gives different tasks in a different order, with the same split."""
+    """The seed of the task generator. Different seeds generate different tasks in a different order, but the split of a problem does
+    not depend on the seed."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("last_number",), min_length=1)
-    """Rules that extract an agent's answer."""
+    """Rules that extract the answer from an agent's text."""
 
     @model_validator(mode="after")
     def _can_continue(self) -> MultiStep:
@@ -183,11 +186,11 @@ class MultiStep(Generated):
 
     @property
     def answers(self) -> Answers:
-        """One number."""
+        """The grader of answers. An answer is one number."""
         return numbers(self.extraction)
 
     def problem(self, draw: random.Random, level: int) -> Problem:
-        """Return a chain of `level` steps."""
+        """Return a random chain of `level` calculations."""
         value = draw.randint(1, 20)
         words, values, kinds = [str(value)], [], []
         for _ in range(level):
@@ -199,14 +202,14 @@ class MultiStep(Generated):
         return Problem(question, {"answer": value, "values": values}, question, " ".join(kinds))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the value after each step; the last value is the answer."""
+        """Return the value after each calculation. The last value is the answer."""
         return " ".join(map(str, task.data["values"]))
 
 
 def _moves(
     value: int, largest: int, steps: Sequence[Step], draw: random.Random
 ) -> list[tuple[str, int, int]]:
-    """Return one step of each kind whose value stays in range, as (word, operand, value after the step)."""
+    """Return a random calculation of each kind whose result stays in range, as (word, operand, result)."""
     add = draw.randint(1, 9)
     take = draw.randint(1, 9)
     factor = draw.choice((2, 3))
@@ -233,24 +236,25 @@ _THINGS = ("apples", "books", "coins", "marbles", "pencils", "shells", "stamps",
 
 
 class WordProblems(Generated):
-    """Stories of `difficulty` steps with answers from 0 to 999."""
+    """Short stories with `difficulty` steps. Answers are from 0 to 999."""
 
     things: ClassVar[str] = "stories"
     name: Literal["word_problems"] = "word_problems"
     difficulty: Annotated[Difficulty, up_to(8)] = (1, 3)
-    """Minimum and maximum number of steps in a story, from 1 to 8."""
+    """The minimum and maximum number of steps in a story, from 1 to 8."""
     seed: int = 0
-    """A different seed gives different tasks in a different order, with the same split."""
+    """The seed of the task generator. Different seeds generate different tasks in a different order, but the split of a problem does
+    not depend on the seed."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "last_number"), min_length=1)
-    """Rules that extract an agent's answer."""
+    """Rules that extract the answer from an agent's text."""
 
     @property
     def answers(self) -> Answers:
-        """One number."""
+        """The grader of answers. An answer is one number."""
         return numbers(self.extraction)
 
     def problem(self, draw: random.Random, level: int) -> Problem:
-        """Return a story of `level` steps."""
+        """Return a random story with `level` steps."""
         name, things = draw.choice(_NAMES), draw.choice(_THINGS)
         value = draw.randint(2, 60)
         sentences, worked = [f"{name} has {value} {things}."], []
@@ -263,12 +267,12 @@ class WordProblems(Generated):
         return Problem(question, {"answer": value, "steps": worked}, ";".join(worked), template)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return every step and the answer, with the answer marked as in GSM8K."""
+        """Return the calculation of every step, and the answer after `####`, as in GSM8K."""
         return "\n".join([*task.data["steps"], f"#### {task.data['answer']}"])
 
 
 def _events(value: int, things: str, draw: random.Random) -> list[tuple[str, str, int]]:
-    """Return the possible next events, as (sentence, calculation, value after the event)."""
+    """Return the possible next events of a story, as (sentence, calculation, number of things after the event)."""
     bought, given = draw.randint(2, 40), draw.randint(1, max(1, min(value, 40)))
     times, bags, each = draw.choice((2, 3, 4)), draw.randint(2, 5), draw.randint(2, 9)
     events = []

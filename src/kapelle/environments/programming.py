@@ -1,8 +1,9 @@
-"""Programming problems that need no data: templates with random parameters, a solution, and tests that catch typical mistakes.
+"""Generated programming problems: templates with random parameters, a solution, and tests that catch typical mistakes.
 
-The templates are in `programming.toml`. Each contains a problem, a program that solves it, and slips, which are small mistakes that a
-programmer could make in it. Tests expect what the program returns (`template_programs`). Inputs are drawn until every program with a
-slip fails a test, so that only a program for the described problem passes all tests. Two tests are shown; the others are hidden.
+The templates are in `programming.toml`. Each template contains a problem, a program that solves it, and slips, which are small
+mistakes that a programmer could make. The expected results of tests are the results of the solution (`template_programs`). Inputs
+are generated until every program with a slip fails a test, so that only a program for the described problem passes all tests. Two
+tests are shown in the prompt; all other tests are hidden.
 
     Return the numbers of a list that are greater than 7, in their order, as `chosen(numbers)`.
 
@@ -32,37 +33,38 @@ from kapelle.errors import DataError
 from kapelle.types import Split
 
 Arguments = tuple[Any, ...]
-"""Arguments of one call: numbers, strings, and lists and dictionaries of these."""
+"""The arguments of a function call: numbers, strings, and lists and dictionaries of these types."""
 SHOWN, HIDDEN = 2, 8
-"""Numbers of shown tests and of hidden tests; inputs that catch further slips are added to the hidden tests."""
+"""The numbers of shown and hidden tests. Inputs that catch further slips are added to the hidden tests."""
 MOST_ALIKE = 0.7
-"""Largest share of the tests that may have the same result, or the argument itself as the result."""
+"""The maximum fraction of the tests that may have the same result, or whose result may be equal to the argument."""
 SEARCHED = 60
-"""Maximum number of inputs that are drawn to catch one slip."""
+"""The maximum number of inputs that are generated to catch a slip."""
 TRIES = 2_000
-"""Maximum number of draws for one task."""
+"""The maximum number of problems that are generated in search of a valid problem for a task."""
 HeldOut = Literal["problem", "template"]
-"""`problem`: a hash of each problem, including its parameters, decides its split. `template`: the test split has templates of its own."""
+"""How the test split differs from the training split. `problem`: a hash of each problem, including its parameters, determines its
+split. `template`: the two splits use different templates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A template with random parameters filled in."""
+    """A template in which the parameters have been replaced with random values."""
 
     asked: str
-    """What the program should do, including its name and arguments."""
+    """The description of the problem, which includes the name and the arguments of the function."""
     solution: str
     slips: tuple[tuple[str, str], ...]
-    """Pairs (part of the solution, its replacement)."""
+    """The slips, as pairs (part of the solution, incorrect replacement)."""
     inputs: Callable[[random.Random], Arguments]
-    """Function that draws the arguments of a call."""
+    """A function that generates random arguments for a call."""
     edges: tuple[Arguments, ...]
-    """Calls that are always among the hidden tests."""
+    """Arguments of calls that are always among the hidden tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """An entry of `programming.toml`; the comment at the top of that file describes the fields."""
+    """An entry of `programming.toml`. The comment at the beginning of that file describes the fields."""
 
     level: int
     parameters: str
@@ -74,7 +76,7 @@ class Template:
     held_out: bool = False
 
     def draw(self, draw: random.Random) -> Drawn:
-        """Return the template with random parameters from `draw`."""
+        """Return the template with random parameters that are sampled with `draw`."""
         names = _functions(draw)
         run(self.parameters, names)
         parameters = {name: value for name, value in names.items() if not callable(value)}
@@ -104,7 +106,10 @@ def _functions(draw: random.Random) -> dict[str, Any]:
         return {2: "second", 3: "third", 4: "fourth", 5: "fifth"}.get(number, f"{number}th")
 
     def condition() -> tuple[str, str, str]:
-        """Return a condition on numbers: its wording after `numbers that …`, its code in terms of `x`, and its slip."""
+        """Return a random condition on numbers.
+
+        The condition consists of its wording after `numbers that …`, its code in terms of `x`, and the code with a slip.
+        """
         k, r = draw.randint(-5, 20), draw.randint(2, 9)
         rest = draw.randrange(1, r) if r > 2 else 1
         return draw.choice(
@@ -132,7 +137,7 @@ TEMPLATES: Mapping[str, Template] = {
         (files("kapelle.environments") / "programming.toml").read_text("utf-8")
     ).items()
 }
-"""The templates by name."""
+"""Mapping from the names of the templates to the templates."""
 
 
 # -------- From a template to a problem with tests
@@ -140,20 +145,20 @@ TEMPLATES: Mapping[str, Template] = {
 
 @dataclass(frozen=True, slots=True)
 class Programming:
-    """A problem with its tests."""
+    """A generated problem with its tests."""
 
     template: str
     asked: str
     solution: str
     function: str
     tests: tuple[tuple[Arguments, Any], ...]
-    """Pairs (arguments, expected result); the first `SHOWN` pairs are shown."""
+    """The tests, as pairs (arguments, expected result). The first `SHOWN` tests are shown in the prompt."""
     wrong: tuple[str, ...]
-    """Programs with a slip; each of them fails at least one test."""
+    """Programs with a slip, each of which fails at least one test."""
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The tests that a solver reads, as assert statements."""
+        """The tests that are shown in the prompt, as assert statements."""
         return tuple(
             f"assert {self.function}({', '.join(map(repr, arguments))}) == {expected!r}"
             for arguments, expected in self.tests[:SHOWN]
@@ -161,7 +166,7 @@ class Programming:
 
     @property
     def prompt(self) -> str:
-        """The prompt that a solver reads."""
+        """The prompt for the problem."""
         return "\n".join(
             [self.asked, "", "Your program must pass these tests, and others like them:", *self.shown]
         )
@@ -170,7 +175,7 @@ class Programming:
 def candidates(
     split: Split, difficulty: tuple[int, int], templates: Sequence[str], held_out: HeldOut
 ) -> list[str]:
-    """Return the names of the templates that a split draws from."""
+    """Return the names of the templates from which the problems of a split are generated."""
     return [
         name
         for name in templates or TEMPLATES
@@ -190,7 +195,8 @@ def problem(
 ) -> Programming:
     """Return the problem at an index, which is the same in every process. No problem belongs to both splits.
 
-    `templates` are the names to draw from; empty means all. Raises DataError if none of them has a problem for the split.
+    `templates` are the names of the templates to use; if empty, all templates are used. Raises DataError if no problem for the
+    split is found.
     """
     draw = random.Random(f"programming/{seed}/{split}/{index}")
     known = candidates(split, difficulty, templates, held_out)
@@ -208,14 +214,21 @@ def problem(
 
 
 def tells_apart(found: Programming) -> bool:
-    """Return whether tests are fit for rewards: programs with slips fail, and returning a constant or an argument is rarely correct."""
+    """Return whether the tests of a problem are suitable for rewards.
+
+    Tests are suitable if several programs with slips fail, and if programs that return a constant or an argument pass at most the
+    fraction `MOST_ALIKE` of the tests.
+    """
     results = Counter(repr(expected) for _, expected in found.tests)
     echoed = sum(arguments[0] == expected for arguments, expected in found.tests)
     return len(found.wrong) > 1 and max(echoed, *results.values()) <= MOST_ALIKE * len(found.tests)
 
 
 def with_tests(name: str, template: Drawn, draw: random.Random) -> Programming:
-    """Return the problem of a template with shown tests, edge cases, further tests, and a test for each slip that those miss."""
+    """Return the problem of a template with its tests.
+
+    The tests are the shown tests, the edge cases, further random tests, and a test for each slip that these tests do not catch.
+    """
     function = re.findall(r"^def (\w+)\(", template.solution, re.MULTILINE)[-1]
     right = functools.partial(_result, template.solution, function)
     calls: list[Arguments] = []
@@ -254,7 +267,10 @@ def with_tests(name: str, template: Drawn, draw: random.Random) -> Programming:
 
 
 def _result(program: str, function: str, arguments: Arguments) -> tuple[str, Any]:
-    """Return the type and value that a call returns or raises; the type distinguishes `True` from 1."""
+    """Return the type and the value of the result of a call, or `error` and the type of the exception.
+
+    The type is included to distinguish `True` from 1.
+    """
     try:
         value = call(program, function, copy.deepcopy(arguments))
     except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:

@@ -1,17 +1,20 @@
-"""Self-play of a proposer and solvers: an agent of the team writes problems, and the environment checks them.
+"""Self-play between a proposer and solvers. One agent of the team writes problems, and the environment checks them.
 
-The proposer reads a number and writes an arithmetic problem that begins with it. The environment parses the text, computes the
-answer, and gives an accepted problem to all solvers at once. The share of correct answers determines the proposer's reward:
+The proposer reads a number and writes an arithmetic problem that begins with this number. The environment parses the problem,
+computes the answer, and gives an accepted problem to all solvers simultaneously. The fraction p of correct answers determines the
+reward of the proposer:
 
-    47  →  proposer: 47+85  →  solvers: 132, 122, 132, 132  →  p = 3/4; each solver's reward is that of its own answer
+    47  →  proposer: 47+85  →  solvers: 132, 122, 132, 132  →  p = 3/4; the reward of each solver is that of its own answer
 
-The reward of a proposer is greatest for problems that the solvers solve only sometimes, which keeps the problems at the limit of
-the solvers' ability. Test problems are fixed and go only to the solvers; a proposal from the test split is rejected.
+The reward of the proposer is highest for problems that the solvers solve only sometimes, so the difficulty of the problems follows
+the ability of the solvers. Test problems are fixed and are given only to the solvers; a proposal that belongs to the test split is
+rejected.
 
-Based on R-Zero (2508.05004: the solver's uncertainty rewards the proposer), Absolute Zero (2505.03335: an executor checks tasks)
-and SPICE (2510.24684: the proposer reads a different text each time). Differences: the environment knows the correct answer,
-whereas R-Zero uses the majority answer. The given number replaces a penalty for repetition. Proposer and solvers learn in the
-same step, whereas R-Zero trains one while the other is frozen.
+The method is based on R-Zero (arXiv:2508.05004: the uncertainty of the solver is the reward of the proposer), Absolute Zero
+(arXiv:2505.03335: an executor checks the tasks) and SPICE (arXiv:2510.24684: the proposer reads a different text each time). This
+environment differs from these methods in three ways. The environment knows the correct answer, whereas R-Zero uses the majority
+answer. The given number replaces a penalty for repetition. The proposer and the solvers are trained in the same step, whereas
+R-Zero trains one of them while the other is frozen.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ FRONTIERS: Mapping[str, Callable[[float], float]] = {
     "variance": lambda p: 4.0 * p * (1.0 - p),
     "difficulty": lambda p: 1.0 - p if 0.0 < p < 1.0 else 0.0,
 }
-"""The proposer's reward for a share p of correct answers. It is from 0 to 1, and it is 0 for p = 0 and p = 1."""
+"""Functions that compute the reward of the proposer from the fraction p of correct answers. The reward is from 0 to 1, and it is 0 for
+p = 0 and p = 1."""
 
 
 class Proposals(BaseEnvironment, Scripted):
@@ -53,16 +57,16 @@ class Proposals(BaseEnvironment, Scripted):
 
     name: Literal["proposals"] = "proposals"
     problems: Arithmetic = Arithmetic()
-    """Settings of `arithmetic` for the accepted problems and the test problems. A proposal may have fewer digits and operations, but
-    only these operators. In the share of demonstrations that `problems.flaws` sets, the scripted proposer writes a problem without
-    carries (or without × and ÷)."""
+    """Settings of the environment `arithmetic` for accepted problems and test problems. A proposal may have fewer digits and
+    operations, but it may use only these operators. In the fraction of demonstrations that `problems.flaws` sets, the scripted
+    proposer writes a problem without carries (or without × and ÷)."""
     proposer: str = "proposer"
-    """The agent that writes problems; all others solve them."""
+    """The agent that writes problems. All other agents solve the problems."""
     pays: Literal["uncertainty", "variance", "difficulty"] = "uncertainty"
-    """The proposer's reward for a share p of correct answers: 1 − |2p − 1| (R-Zero), 4p(1 − p), or 1 − p unless p is 0 or 1
-    (Absolute Zero)."""
+    """The reward of the proposer for a fraction p of correct answers. `uncertainty`: 1 − |2p − 1| (R-Zero). `variance`: 4p(1 − p).
+    `difficulty`: 1 − p, or 0 if p is 0 (Absolute Zero)."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("whole",), min_length=1)
-    """Rules that extract the problem from the proposer's text; `problems.extraction` extracts answers."""
+    """Rules that extract the problem from the text of the proposer. The rules in `problems.extraction` extract the answers."""
 
     @model_validator(mode="after")
     def _whole_numbers(self) -> Proposals:
@@ -74,7 +78,7 @@ class Proposals(BaseEnvironment, Scripted):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the proposer's problems (none of them in the test split) and the test problems of `arithmetic`."""
+        """Descriptions of the proposed problems (none of which belongs to the test split) and of the test problems."""
         tested = self.problems.sources
         return {
             "train": f"problems that `{self.proposer}` writes ({tested['train']})",
@@ -82,7 +86,7 @@ class Proposals(BaseEnvironment, Scripted):
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError unless the team has the proposer and a solver, and `flaws` names only agents of the team."""
+        """Raise ConfigError if the first agent is not the proposer, there is no solver or `flaws` names an unknown agent."""
         if self.proposer not in agents:
             raise ConfigError(
                 f"`environment.proposer: {self.proposer}` is not an agent of the team ({', '.join(agents)})."
@@ -101,7 +105,10 @@ class Proposals(BaseEnvironment, Scripted):
             need_known("environment.problems.flaws", "agent", agent, agents)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return a number with which a problem must begin or, for tests, a fixed problem for the solvers."""
+        """Return the task at an index.
+
+        The question is a number with which the proposed problem must begin or, for tests, a fixed problem for the solvers.
+        """
         if split == "test":
             return self.problems.task(split, index)
         draw = random.Random(f"proposals/{self.problems.seed}/{index}")
@@ -110,11 +117,11 @@ class Proposals(BaseEnvironment, Scripted):
         return Task(f"{split}-{index}", str(number), {"given": number})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ProposalState:
-        """Start an episode of one proposal, or of one fixed problem."""
+        """Start an episode, with one proposal or with one fixed problem, and return its state."""
         return ProposalState(self, task, agents)
 
     def proposed(self, text: str, given: int) -> Proposed | str:
-        """Return the problem in a text, or the reason for its rejection, which the proposer reads."""
+        """Return the problem in a proposer's text, or the reason why it is rejected. The proposer reads this reason."""
         found = extract(text, self.extraction)
         if found.text is None:
             return f"This proposes nothing: {found.problem}"
@@ -131,11 +138,11 @@ class Proposals(BaseEnvironment, Scripted):
         return Proposed(written(expression), int(value))
 
     def about(self, proposed: Proposed) -> Mapping[str, Json]:
-        """Return the properties of a problem, as `arithmetic` reports them."""
+        """Return the properties of a problem that the environment `arithmetic` reports."""
         return self.problems.about(Task("", proposed.question))
 
     def _misfit(self, expression: Operation, given: int) -> str | None:
-        """Return why an expression does not fit the settings `problems`; None if it does."""
+        """Return the reason why an expression does not fit the settings in `problems`, or None if it fits."""
         kind, first, operations = self.problems, True, 0
         parts: list[tuple[Expression, int]] = [(expression, kind.digits)]
         while parts:  # depth first, from the left
@@ -188,24 +195,25 @@ class Proposals(BaseEnvironment, Scripted):
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """An accepted problem."""
+    """A problem that the environment has accepted."""
 
     question: str
-    """The problem, spelled as in `arithmetic`."""
+    """The problem in the notation of the environment `arithmetic`."""
     answer: int
 
 
 def _beginning(expression: Operation, number: int) -> Operation:
-    """Return an expression with its first number replaced."""
+    """Return an expression in which the first number is replaced with the given number."""
     left = expression.left
     begun = _beginning(left, number) if isinstance(left, Operation) else Value(left.number * 0 + number)
     return Operation(expression.operator, begun, expression.right)
 
 
 class ProposalState(BaseState, Retriable):
-    """One proposal and the solvers' answers to it, or the solvers' answers to a fixed problem.
+    """The state of an episode in which the solvers answer a proposed problem or a fixed problem.
 
-    With `allow_answers`, a proposer reads why its proposal was rejected and may write another proposal.
+    If several answers are allowed (`allow_answers`), a proposer reads the reason why its proposal was rejected and may write
+    another proposal.
     """
 
     def __init__(self, settings: Proposals, task: Task, agents: Sequence[str]) -> None:
@@ -213,18 +221,21 @@ class ProposalState(BaseState, Retriable):
         self._settings = settings
         self._solvers = tuple(agent for agent in self.agents if agent != settings.proposer)
         self._given: int | None = task.data.get("given")
-        """None for a fixed problem."""
+        """The number with which a proposal must begin, or None for a fixed problem."""
         self._problem = None if self._given is not None else Proposed(task.question, task.data["answer"])
         self._rejected: list[str] = []
         self._tries = 1
         self._answers: dict[str, Grade] = {}
 
     def allow_answers(self, most: int) -> None:
-        """Accept up to this many proposals, one after another, until one is accepted."""
+        """Allow up to `most` proposals, one after another, until a proposal is accepted."""
         self._tries = most
 
     def observe(self, agent: str) -> str:
-        """Return the given number, or why the last proposal was rejected; for solvers, return the problem."""
+        """Return the observation of an agent.
+
+        A solver reads the problem. The proposer reads the given number or the reason why its last proposal was rejected.
+        """
         if agent in self._solvers:
             return "" if self._problem is None else self._problem.question
         if self._given is None:
@@ -232,13 +243,13 @@ class ProposalState(BaseState, Retriable):
         return self._rejected[-1] if self._rejected else self.task.question
 
     def movers(self) -> tuple[str, ...]:
-        """Return the proposer until a proposal is accepted, then all solvers."""
+        """Return the proposer until a proposal is accepted, and then all solvers. After the end of the episode, the result is empty."""
         if self.over:
             return ()
         return (self._settings.proposer,) if self._problem is None else self._solvers
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take a proposal or the solvers' answers; raise EpisodeError unless exactly the movers acted."""
+        """Process a proposal or the answers of the solvers. Raises EpisodeError if the agents that act are not exactly the movers."""
         need_movers(actions, self.movers())
         if self._problem is None:
             assert self._given is not None, "only a proposer starts without a problem"
@@ -258,7 +269,7 @@ class ProposalState(BaseState, Retriable):
         return {}
 
     def outcome(self) -> Outcome:
-        """Return the rewards; success is the share of correct answers, or 0 if the proposal was rejected."""
+        """Return the outcome with the rewards. The success is the fraction of correct answers, or 0 if the proposal was rejected."""
         info: dict[str, Json] = {"refused": list(self._rejected)} if self._rejected else {}
         if self._given is not None:
             info["accepted"] = float(self._problem is not None)

@@ -1,7 +1,7 @@
-"""Environments whose questions have one answer: how answers are graded, compared and written.
+"""Environments in which each question has one answer. This module defines how answers are graded, compared and written.
 
-Such an environment is a subclass of `Questions` that defines `task`, which returns a question, and `answers`, which returns the
-kind of answer. `numbers` and `words` are the two common kinds.
+An environment of questions is a subclass of `Questions` that defines `task`, which returns a question, and `answers`, which returns
+the kind of answer. The functions `numbers` and `words` return the two most common kinds.
 
     class Capitals(Questions):
         name: Literal["capitals:Capitals"] = "capitals:Capitals"
@@ -51,11 +51,11 @@ from kapelle.types import Json, Message, Split, Task
 # -------- An episode of one question: every agent reads the question, and the agents that answer are graded
 
 RIGHT, WRONG = "This answer is right.", "This answer is wrong."
-"""The only feedback on an answer, because a grader's explanation could contain the gold answer."""
+"""The only feedback that agents receive on an answer. A grader's explanation is not shown, because it could contain the gold answer."""
 
 
 def require_agents(actions: Collection[str], team: Collection[str], did: str = "acted") -> None:
-    """Raise EpisodeError if no agent acted, or if an unknown agent did."""
+    """Raise EpisodeError if no agent acted or if an agent that acted is unknown."""
     if not actions:
         raise EpisodeError(f"No agent {did}. Pass the text of at least one agent.")
     for name in actions:
@@ -67,13 +67,13 @@ _GRADING = "Grading an answer"
 
 
 class QuestionState(BaseState, Scorable, Retriable):
-    """An episode of one question. The first step answers it and ends the episode.
+    """The state of an episode of one question. The first step answers the question and ends the episode.
 
-    If more answers are allowed, the episode continues after an incorrect `final` text: all agents read that it was incorrect, and
-    the last answers determine the rewards.
+    If several answers are allowed, the episode continues after an incorrect `final` text: all agents read that this answer was
+    incorrect, and the last answers determine the rewards.
 
-    Each agent that acts receives the score of its text. The team's success is the score of `final` or, if no text counts as the
-    team's answer, the mean score of the agents that acted.
+    Each agent that acts receives the score of its own text as its reward. The success of the team is the score of `final`. If there
+    is no `final`, the success is the mean score of the agents that acted.
     """
 
     def __init__(
@@ -85,25 +85,28 @@ class QuestionState(BaseState, Scorable, Retriable):
     ) -> None:
         super().__init__(task, agents)
         self._grade = grade
-        """Returns a grade, or an awaitable if grading would block."""
+        """A function that returns the grade of a text, or an awaitable if grading would block the event loop."""
         self._info = info
-        """Entries of the outcome's `info` about the task itself."""
+        """Entries of the outcome's `info` that describe the task."""
         self._outcome: Outcome | None = None
         self._most = 1
         self._given = 0
 
     def allow_answers(self, most: int) -> None:
-        """Accept up to this many answers, one after another, until one is correct."""
+        """Allow up to `most` answers, one after another, until an answer is correct."""
         self._most = most
 
     def observe(self, agent: str) -> str:
-        """Return the question or, after an answer that may be followed by more, whether that answer was correct."""
+        """Return the question. If several answers are allowed, return after each answer whether it was correct."""
         if self._most == 1 or self._outcome is None:
             return self.task.question
         return RIGHT if self._outcome.success == 1.0 else WRONG
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Grade the answers; raise EpisodeError after the last step, for an unknown agent, or if the grader gives no verdict."""
+        """Grade the answers.
+
+        Raises EpisodeError if the question has already been answered, if an agent is unknown, or if the grader returns no verdict.
+        """
         if self.over:
             raise EpisodeError(
                 "The question has already been answered. An episode allows one step, or as many as `allow_answers` sets."
@@ -128,7 +131,7 @@ class QuestionState(BaseState, Scorable, Retriable):
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return the score of a text without counting it as an answer."""
+        """Return the score of a text. The text does not count as an answer."""
         return (await self._graded(text)).score
 
     async def _graded(self, text: str) -> Grade:
@@ -140,7 +143,7 @@ class QuestionState(BaseState, Scorable, Retriable):
         return grade
 
     def outcome(self) -> Outcome:
-        """Return the scores; an episode without an answer is truncated and has success 0."""
+        """Return the outcome with the scores as rewards. An episode without an answer is truncated and has success 0."""
         return self._outcome or Outcome({}, 0.0, self._info, truncated=True)
 
 
@@ -152,24 +155,25 @@ class Graded(Settings):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """From 0 to 1."""
+        """The minimum and maximum reward, which are 0 and 1."""
         return (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """One kind of answer: how it is graded, compared and written."""
+    """A kind of answer, which defines how answers are graded, compared and written."""
 
     grade: Callable[[str, Task], Grade | Awaitable[Grade]]
-    """Returns the grade of a text for a task, with a score in [0, 1], or an awaitable if grading would block."""
+    """A function that returns the grade of a text for a task, with a score in [0, 1], or an awaitable if grading would block the event
+    loop."""
     normal_form: Callable[[str], str | None]
-    """Returns the answer of a text in normal form, for votes and debates; None if the text has no answer."""
+    """A function that returns the answer of a text in normalised form, for votes and debates, or None if the text contains no answer."""
     written: Callable[[str], str] = str
-    """Returns a correct answer as an agent should write it, including the mark by which graders find it."""
+    """A function that returns a correct answer as an agent should write it, including the mark by which graders find the answer."""
 
 
 class Questions(Graded, Answerable, Scripted):
-    """Base class of environments with one answer for each task. An episode is a `QuestionState`."""
+    """Base class of environments in which each task has one answer. The state of an episode is a `QuestionState`."""
 
     @property
     @abstractmethod
@@ -177,27 +181,30 @@ class Questions(Graded, Answerable, Scripted):
         """The kind of answer that the tasks have."""
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return entries of an episode's `info` about its task; empty unless a subclass overrides this."""
+        """Return entries of an episode's `info` that describe the task. By default, the mapping is empty."""
         return {}
 
     def check(self, agents: Sequence[str]) -> None:
         """Accept any team."""
 
     def size(self, split: Split) -> int | None:
-        """Return None: the supply of tasks is endless."""
+        """Return None, because the number of tasks is unlimited."""
         return None
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> QuestionState:
-        """Start an episode of one question."""
+        """Start an episode of one question and return its state."""
         answers = self._kind()
         return QuestionState(task, agents, lambda text: answers.grade(text, task), self.about(task))
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text in normal form, so that equal answers give equal strings; None if there is no answer."""
+        """Return the final answer of a text in normalised form, so that equal answers give equal strings.
+
+        Returns None if the text contains no answer.
+        """
         return self._kind().normal_form(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the answer, `task.data["answer"]`, in the format of the first extraction rule."""
+        """Return the correct answer (`task.data["answer"]`) in the format of the first extraction rule."""
         return self._kind().written(str(answer_of(task)))
 
     def _kind(self) -> Answers:
@@ -210,7 +217,7 @@ class Questions(Graded, Answerable, Scripted):
 
 
 def answer_of(task: Task) -> Json:
-    """Return a task's answer, `task.data["answer"]`; raise EpisodeError if there is none."""
+    """Return the answer of a task (`task.data["answer"]`). Raises EpisodeError if the task has no answer."""
     if "answer" not in task.data:
         raise EpisodeError(f'Task {task.id} has no answer. Add one to the task\'s data: `{{"answer": …}}`.')
     return task.data["answer"]
@@ -230,7 +237,10 @@ def _known_rules(rules: Sequence[ExtractionRule]) -> Sequence[ExtractionRule]:
 
 
 def numbers(rules: Sequence[ExtractionRule]) -> Answers:
-    """Return the kind of answer that is one number, extracted by the first rule that applies and compared with `task.data["answer"]`."""
+    """Return the kind of answer that consists of one number.
+
+    The number is extracted by the first rule that applies, and compared with `task.data["answer"]`.
+    """
     _known_rules(rules)
 
     def grade(text: str, task: Task) -> Grade:
@@ -253,10 +263,10 @@ def words(
     rules: Sequence[ExtractionRule] = ("whole",),
     otherwise: str = "no answer to this question",
 ) -> Answers:
-    """Return the kind of answer that is correct if `read` returns the same for the answer as for `task.data["answer"]`.
+    """Return a kind of answer that is correct if `read` returns the same string for the answer and for `task.data["answer"]`.
 
-    `read` returns the normal form of an extracted text, or None if the text is not an answer; the grade's explanation then says
-    `otherwise`.
+    `read` returns the normalised form of an extracted text, or None if the text is not an answer. If `read` returns None, the
+    explanation of the grade contains `otherwise`.
     """
     _known_rules(rules)
 
@@ -274,10 +284,10 @@ def words(
 # -------- Generated tasks: they are the same in every process, and no problem is in both splits
 
 TEST_SHARE = 5
-"""One problem in this many belongs to the test split."""
+"""The number of problems of which one belongs to the test split, on average."""
 
 TRIES = 2_000
-"""Maximum number of draws for one task; if none of them fits the split, an error is raised."""
+"""The maximum number of problems that are generated for a task. If none of them belongs to the split, an error is raised."""
 
 
 def _ordered(span: tuple[int, int]) -> tuple[int, int]:
@@ -287,11 +297,11 @@ def _ordered(span: tuple[int, int]) -> tuple[int, int]:
 
 
 Difficulty = Annotated[tuple[int, int], AfterValidator(_ordered)]
-"""Easiest and hardest level of a task, both included; levels are drawn uniformly."""
+"""The minimum and maximum level of a task. The level of each task is sampled uniformly."""
 
 
 def up_to(hardest: int) -> AfterValidator:
-    """Return a validator for a `difficulty` that is at most `hardest`."""
+    """Return a validator that rejects a `difficulty` above `hardest`."""
 
     def check(span: tuple[int, int]) -> tuple[int, int]:
         if span[1] > hardest:
@@ -302,29 +312,29 @@ def up_to(hardest: int) -> AfterValidator:
 
 
 HeldOutBy = Literal["problem", "template"]
-"""The unit that belongs to one split as a whole."""
+"""What determines the split of a task: the problem, or its template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A generated problem."""
+    """A generated problem with the data of its task."""
 
     question: str
     data: Mapping[str, Json]
     key: str
-    """The identity of the problem; problems with equal keys belong to the same split."""
+    """A string that identifies the problem. Problems with equal keys belong to the same split."""
     template: str | None = None
-    """The problem without its numbers and names, for `held_out: template`; None if undefined."""
+    """The problem without its numbers and names, which is used if `held_out` is `template`, or None if the problem has no template."""
 
 
 def split_of(key: str) -> Split:
-    """Return the split that a problem belongs to, by a hash of its key."""
+    """Return the split of a problem, which a hash of the key determines."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
 
 
 def place_of(task_id: str) -> tuple[Split, int]:
-    """Return the split and the index of a task called `<split>-<index>`."""
+    """Return the split and the index of a task, given the id of the task (`<split>-<index>`)."""
     split, _, index = task_id.rpartition("-")
     return ("train" if split == "train" else "test"), int(index)
 
@@ -338,9 +348,10 @@ def draw_task(
     make: Callable[[random.Random, int], Problem],
     held_out: HeldOutBy = "problem",
 ) -> Task:
-    """Return the task at an index: draw a level, then the first problem of that level that belongs to the split.
+    """Return the task at an index. A level is sampled first, and then the first generated problem that belongs to the split is used.
 
-    With `held_out: template`, whole templates belong to a split. Raises DataError if a level has no problem for the split.
+    If `held_out` is `template`, all problems of a template belong to the same split. Raises DataError if no problem for the split
+    is found.
     """
     draw = random.Random(f"{name}/{seed}/{split}/{index}")
     level = draw.randint(*difficulty)
@@ -366,7 +377,7 @@ def draw_task(
 
 
 def describe(what: str, difficulty: tuple[int, int], held_out: HeldOutBy = "problem") -> dict[Split, str]:
-    """Return a description of the tasks of both splits."""
+    """Return descriptions of the generated tasks of both splits."""
     kind = f"generated {what} of difficulty {difficulty[0]} to {difficulty[1]}"
     return {
         "train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE} {held_out}s",
@@ -375,10 +386,13 @@ def describe(what: str, difficulty: tuple[int, int], held_out: HeldOutBy = "prob
 
 
 class Generated(Questions):
-    """Base class of environments with generated tasks. A subclass has the settings `difficulty` and `seed`, `answers` and `problem`."""
+    """Base class of environments with generated tasks.
+
+    A subclass defines the settings `difficulty` and `seed`, the property `answers` and the method `problem`.
+    """
 
     things: ClassVar[str] = "problems"
-    """What the environment calls its problems in messages."""
+    """The word for the problems of this environment in messages."""
     if (
         TYPE_CHECKING
     ):  # settings of each subclass, which declares them and its literal `name` in its own order
@@ -386,15 +400,15 @@ class Generated(Questions):
         seed: int
 
     held_out: HeldOutBy = "problem"
-    """What train and test never have in common: problems, or templates (problems without their numbers and names)."""
+    """What the two splits never have in common: problems, or templates (problems without their numbers and names)."""
 
     @abstractmethod
     def problem(self, draw: random.Random, level: int) -> Problem:
-        """Return a problem of a level; `draw` must be the only source of randomness."""
+        """Return a problem of the given level. The argument `draw` must be the only source of randomness."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the generated problems; a hash of each problem decides its split."""
+        """Descriptions of the generated problems of each split. A hash of each problem determines its split."""
         return describe(self.things, self.difficulty, self.held_out)
 
     def task(self, split: Split, index: int) -> Task:
@@ -403,7 +417,7 @@ class Generated(Questions):
         return draw_task(name, self.seed, split, index, self.difficulty, self.problem, self.held_out)
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return the task's difficulty."""
+        """Return the difficulty of the task."""
         return {"difficulty": task.data["difficulty"]}
 
 
@@ -418,7 +432,7 @@ def _shares(flaws: Mapping[str, float]) -> Mapping[str, float]:
 
 
 Flaws = Annotated[Mapping[str, float], AfterValidator(_shares)]
-"""Agent → share of the demonstrations in which its script is flawed, in [0, 1]."""
+"""Mapping from an agent to the fraction, in [0, 1], of the demonstrations in which its script makes a mistake."""
 
 
 def check_flaws(flaws: Mapping[str, float], agents: Sequence[str]) -> None:
@@ -428,7 +442,7 @@ def check_flaws(flaws: Mapping[str, float], agents: Sequence[str]) -> None:
 
 
 def flawed(flaws: Mapping[str, float], agent: str, seed: int) -> bool:
-    """Return whether this agent's demonstration with this seed is flawed."""
+    """Return whether the agent's demonstration with this seed contains a mistake."""
     return random.Random(f"{seed}/{agent}").random() < flaws.get(agent, 0.0)
 
 
@@ -438,35 +452,38 @@ _UNNAMED = "`questions` names no environment. Set its name, for example `questio
 InnerQuestions = Annotated[
     EnvironmentSettings, Plugged(), BeforeValidator(partial(named_settings, missing=_UNNAMED))
 ]
-"""Settings of the environment that provides the questions: `{name: math, …}`."""
+"""Settings of the environment that provides the questions, such as `{name: math, …}`."""
 
 
 class HandsOnQuestions(Settings, Answerable, Scripted, Reporting):
-    """Base class of environments with a setting `questions`: another environment that defines the tasks, the grading and the script."""
+    """Base class of environments that take their questions from another environment (setting `questions`).
+
+    The other environment defines the tasks, the grading and the script.
+    """
 
     if TYPE_CHECKING:  # a subclass declares it in its own order
         questions: InnerQuestions
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The sources of the questions."""
+        """Descriptions of the questions of each split."""
         return self.questions.sources
 
     @property
     def alive(self) -> Sequence[str]:
-        """The external programs of the questions."""
+        """The external programs and servers of the questions' environment, whose results may vary."""
         return report_of(self.questions).alive
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return the excluded rows of the questions."""
+        """Return a report on the excluded rows of the questions."""
         return report_of(self.questions).skipped()
 
     def doubts(self) -> Sequence[str]:
-        """Return the doubts about the data of the questions."""
+        """Return the warnings about the data of the questions."""
         return report_of(self.questions).doubts()
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check the questions; raise ConfigError if the environment is a game."""
+        """Check the environment of the questions. Raises ConfigError if it is a game."""
         if not has_comparable_answers(self.questions):
             raise ConfigError(
                 f"`{cast('Environment', self).name}` needs questions with one answer, but `{self.questions.name}` is a game. "
@@ -475,7 +492,7 @@ class HandsOnQuestions(Settings, Answerable, Scripted, Reporting):
         self.questions.check(agents)
 
     def size(self, split: Split) -> int | None:
-        """Return the number of questions."""
+        """Return the number of questions in a split."""
         return self.questions.size(split)
 
     def task(self, split: Split, index: int) -> Task:
@@ -483,12 +500,15 @@ class HandsOnQuestions(Settings, Answerable, Scripted, Reporting):
         return self.questions.task(split, index)
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer of a text, as the questions' environment extracts it."""
+        """Return the final answer of a text, as extracted by the environment of the questions."""
         assert offers(self.questions, Answerable), "`check` raises for games"
         return self.questions.extract(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the questions' script, without any calls; raise ConfigError if there is no script."""
+        """Return the demonstration from the environment of the questions, which contains no tool calls.
+
+        Raises ConfigError if that environment has no script.
+        """
         if not offers(self.questions, Scripted):
             raise ConfigError(
                 f"`{self.questions.name}` has no script for demonstrations. Choose other questions, or remove `warmup`."

@@ -1,7 +1,7 @@
-"""Environments of recorded answers: labelled solutions, preferences and whole trajectories.
+"""Environments of recorded answers: labelled solutions, preferences and trajectories.
 
 A teacher replays the recorded answers, the workflow runs them as episodes, and the environment returns the recorded rewards. All
-kinds of data therefore become groups of episodes, and algorithms learn from them as from any other episodes.
+kinds of data therefore become groups of episodes, from which algorithms learn as from any other episodes.
 """
 
 from __future__ import annotations
@@ -36,51 +36,57 @@ from kapelle.types import Json, Message, Split, Task, as_text
 
 
 class RecordedData(DataWithQuestions, Answerable):
-    """Base class of environments with recorded rows."""
+    """Base class of environments with recorded answers."""
 
     def extract(self, text: str) -> str | None:
-        """Return the whole text, because a record is compared word for word."""
+        """Return the whole text, because recorded answers are compared word for word."""
         return text.strip() or None
 
 
 class RecordedState(Scorable):
-    """One record: what each agent reads before each of its turns, and the reward of its last answer."""
+    """The state of an episode of one record.
+
+    A record defines what each agent reads before each of its turns, and the reward of the agent's last answer.
+    """
 
     def __init__(
         self, reads: Mapping[str, Sequence[str]], reward: Callable[[str, str], float | None]
     ) -> None:
-        """Take what each agent reads in each turn, and the `reward` of (agent, text), which is None for a text that is not recorded."""
+        """Take what each agent reads in each turn, and a function that returns the reward of (agent, text).
+
+        The function returns None for a text that is not recorded.
+        """
         self._reads = reads
         self._reward = reward
         self._steps = 0
         self._last: dict[str, str] = {}
 
     def observe(self, agent: str) -> str:
-        """Return what the agent reads before its next turn."""
+        """Return the text that the agent reads before its next turn."""
         reads = self._reads.get(agent)
         if not reads:
             raise EpisodeError(f"The record has no turn of agent '{agent}'. Use `workflow.name: parallel`.")
         return reads[min(self._steps, len(reads) - 1)]
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents with further recorded turns."""
+        """Return the agents that have further recorded turns."""
         return tuple(agent for agent, reads in self._reads.items() if len(reads) > self._steps)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the answers, which are scored at the end."""
+        """Store the answers, which are scored at the end of the episode."""
         self._steps += 1
         self._last |= actions
         return {}
 
     async def score(self, agent: str, text: str) -> float:
-        """Return the score of a recorded text; raise EpisodeError for any other text."""
+        """Return the score of a recorded text. Raises EpisodeError if the text is not recorded."""
         reward = self._reward(agent, text)
         if reward is None:
             raise EpisodeError("This text is not recorded, so it has no known score.")
         return reward
 
     def outcome(self) -> Outcome:
-        """Return the rewards of the last answers; only recorded answers have a reward."""
+        """Return the outcome with the rewards of the last answers. Only recorded answers have a reward."""
         rewards = {agent: self._reward(agent, text) for agent, text in self._last.items()}
         known = {agent: value for agent, value in rewards.items() if value is not None}
         if not known:
@@ -88,14 +94,14 @@ class RecordedState(Scorable):
         return Outcome(known, sum(known.values()) / len(known))
 
     async def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because the episode holds no resources."""
 
 
 # -------- Solutions with a label
 
 
 class Solved(NamedTuple):
-    """A question and its solutions, each as (text, label)."""
+    """A question and its solutions, as pairs (text, label)."""
 
     question: Question
     solutions: tuple[tuple[str, float], ...]
@@ -105,23 +111,24 @@ class Labelled(RecordedData, Recorded):
     """Recorded solutions with correctness labels, as training data for a verifier.
 
         {"question": "…", "solution": "…", "is_correct": true}
-        {"question": "…", "small": {"solution": "…", "is_correct": false}, "large": {…}}      dots reach into objects
+        {"question": "…", "small": {"solution": "…", "is_correct": false}, "large": {…}}      a dot selects a field inside an object
 
-    All rows with the same question form one task. Sample k of its group is the k-th solution, and its reward is the label.
+    All rows with the same question form one task. Sample k of the group is the k-th solution, and its reward is the label.
     """
 
     name: Literal["labelled"] = "labelled"
     question_field: str = "question"
-    """The field with the question."""
+    """The field that contains the question."""
     solutions: Mapping[str, str] = Field(default={"solution": "is_correct"}, min_length=1)
-    """Field with a solution → field with its label, which is true, false or a number from 0 to 1."""
+    """Mapping from a field that contains a solution to the field that contains its label. A label is true, false or a number from 0 to
+    1."""
 
     def answers_per_task(self) -> int:
-        """Return the largest number of solutions that a question has."""
+        """Return the maximum number of solutions of a question."""
         return max(len(each.solutions) for questions in self._questions.values() for each in questions)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every row; if too many rows lack a solution or a label, raise DataError with their file, line and field."""
+        """Read all rows. Raises DataError, which names files, lines and fields, if too many rows lack a solution or a label."""
         _ = self._questions
 
     def _key(self) -> tuple[str, str, Words]:
@@ -140,7 +147,7 @@ class Labelled(RecordedData, Recorded):
 
     @cached_property
     def _questions(self) -> dict[str, tuple[Solved, ...]]:
-        """Each split's questions with all their solutions."""
+        """The questions of each split with all their solutions."""
         by_split = {}
         for split, rows in (("train", self.rows.train), ("test", self.rows.test)):
             found: dict[Question, dict[str, float]] = {}
@@ -158,7 +165,7 @@ class Labelled(RecordedData, Recorded):
         return self._questions[split][index]
 
     def size(self, split: Split) -> int | None:
-        """Return the number of questions."""
+        """Return the number of questions in a split."""
         return len(self._questions[split])
 
     def task(self, split: Split, index: int) -> Task:
@@ -167,14 +174,14 @@ class Labelled(RecordedData, Recorded):
         return question.task(f"{split}-{index}", rendered=self.rendered_prompts)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedState:
-        """Start an episode of one question."""
+        """Start an episode of one question and return its state."""
         labels = dict(self._question(task).solutions)
         return RecordedState(
             {agent: [task.question] for agent in agents}, lambda agent, text: labels.get(text)
         )
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
-        """Return the solution with the index `sample`, modulo the number of solutions."""
+        """Return the solution with the index `sample` modulo the number of solutions."""
         solutions = self._question(task).solutions
         return solutions[sample % len(solutions)][0]
 
@@ -183,7 +190,7 @@ class Labelled(RecordedData, Recorded):
 
 
 class Pair(NamedTuple):
-    """A question, the chosen answer and the rejected answer."""
+    """A question with its chosen answer and its rejected answer."""
 
     question: Question
     chosen: Message
@@ -191,39 +198,39 @@ class Pair(NamedTuple):
 
 
 class Preferences(RecordedData, Recorded):
-    r"""Recorded preferences: two answers to one question, of which one is chosen.
+    r"""Recorded preferences: two answers to the same question, of which one is chosen.
 
-    A row is a question and two answers (each a string or a message), or two conversations that differ in their last message:
+    A row contains a question and two answers (each a string or a message), or two conversations that differ in their last message:
 
         {"prompt": "…", "chosen": "…", "rejected": "…"}
         {"chosen": [{"role": "user", …}, {"role": "assistant", …}], "rejected": […]}       without a column `prompt`
-        {"chosen": "\n\nHuman: …\n\nAssistant: …", "rejected": "…"}                         likewise (HH-RLHF, 2204.05862)
+        {"chosen": "\n\nHuman: …\n\nAssistant: …", "rejected": "…"}                        the same (HH-RLHF, arXiv:2204.05862)
 
-        {"messages": […], "completion": "…", "reward": 1.0, …}               what `kapelle collect` writes, without further settings
+        {"messages": […], "completion": "…", "reward": 1.0, …}               written by `kapelle collect`; needs no further settings
 
-    Collected rows with the same conversation are compared: the answer with the highest reward is chosen over the answer with the
+    Collected rows with the same conversation are compared: the answer with the highest reward is preferred to the answer with the
     lowest reward. A conversation is excluded if all its answers have the same reward.
 
-    A pair becomes a group of two episodes: for each agent of the team, the first has the chosen answer and reward 1, and the second
-    has the rejected answer and reward 0.
+    A pair becomes a group of two episodes. For each agent of the team, the first episode contains the chosen answer with reward 1,
+    and the second episode contains the rejected answer with reward 0.
     """
 
     name: Literal["preferences"] = "preferences"
     question_field: str | None = "prompt"
-    """The field with the question. Rows without `prompt` may have it in `question`, `messages` or `conversations`. null, or no such
-    field: both answers include the conversation before them."""
+    """The field that contains the question. In rows without `prompt`, the default is the field `question`, `messages` or
+    `conversations`. If null, or if there is no such field, both answers must include the preceding conversation."""
     chosen_field: str = "chosen"
-    """The field with the better answer."""
+    """The field that contains the chosen answer."""
     rejected_field: str = "rejected"
-    """The field with the worse answer."""
+    """The field that contains the rejected answer."""
 
     def answers_per_task(self) -> int:
-        """Return 2: the chosen answer and the rejected answer."""
+        """Return 2, because each task has a chosen answer and a rejected answer."""
         return 2
 
     @cached_property
     def rows(self) -> Splits:
-        """The usable rows of both splits; rows that `kapelle collect` wrote are combined into pairs."""
+        """The usable rows of both splits. Rows that were written by `kapelle collect` are combined into pairs."""
         key, setting, words = self._key()
         first, second = self.source.read()
         default = (self.question_field, self.chosen_field, self.rejected_field) == (
@@ -237,7 +244,7 @@ class Preferences(RecordedData, Recorded):
 
     @cached_property
     def _question_column(self) -> str | None:
-        """The field with the question; None if both answers contain it."""
+        """The field that contains the question, or None if both answers contain the question."""
         first = self.source.first_row()
         if self.question_field != "prompt" or first is None or was_collected(first, "chosen"):
             return self.question_field
@@ -271,12 +278,12 @@ class Preferences(RecordedData, Recorded):
         return Pair(question, chosen, rejected)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the pair at an index."""
+        """Return the question of the pair at an index."""
         question = self._pair(self.rows.of(split)[index]).question
         return question.task(f"{split}-{index}", rendered=self.rendered_prompts)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedState:
-        """Start an episode of one pair."""
+        """Start an episode of one pair and return its state."""
         pair = self._pair(self.rows.row_of(task.id))
         answers = ((pair.chosen, 1.0), (pair.rejected, 0.0))
 
@@ -286,24 +293,24 @@ class Preferences(RecordedData, Recorded):
         return RecordedState({agent: [task.question] for agent in agents}, reward)
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
-        """Return the chosen answer for even samples, and the rejected answer for odd samples."""
+        """Return the chosen answer if `sample` is even, and the rejected answer if it is odd."""
         pair = self._pair(self.rows.row_of(task.id))
         return _answer(pair.rejected if sample % 2 else pair.chosen)
 
 
 COLLECTED = ("messages", "completion", "agent", "reward")
-"""Fields of every row that `kapelle collect` writes; see `runs.exports`."""
+"""Fields that occur in every row that `kapelle collect` writes. See `runs.exports`."""
 
 
 def was_collected(row: DataRow | None, other: str) -> bool:
-    """Return whether a row is a turn that `kapelle collect` wrote, and does not have the field named by `other`."""
+    """Return whether a row is a turn that `kapelle collect` wrote and lacks the field named by `other`."""
     return row is not None and other not in row.fields and all(field in row.fields for field in COLLECTED)
 
 
 def paired(rows: Sequence[DataRow]) -> tuple[DataRow, ...]:
     """Return a pair for every conversation of collected rows whose answers have different rewards.
 
-    Raise DataError if there is no such conversation.
+    Raises DataError if there is no such conversation.
     """
     answers: dict[str, list[DataRow]] = {}
     for row in rows:
@@ -333,12 +340,12 @@ def paired(rows: Sequence[DataRow]) -> tuple[DataRow, ...]:
 
 
 def _system(message: Json) -> bool:
-    """Return whether a message is a system message, which the team replaces."""
+    """Return whether a message is a system message. The system message of the team replaces such messages."""
     return isinstance(message, Mapping) and message.get("role") == "system"
 
 
 def _whole(row: DataRow, field: str, setting: str) -> tuple[Question, Message]:
-    """Return the conversation before the last message of a field or transcript, and that message."""
+    """Return the conversation before the last message of a field, and the last message. The field contains messages or a transcript."""
     value = field_of(row, field, setting)
     is_transcript = isinstance(value, str)
     messages = _transcript(row, value, field) if is_transcript else messages_in(row, field, setting)
@@ -352,7 +359,7 @@ def _whole(row: DataRow, field: str, setting: str) -> tuple[Question, Message]:
 
 
 def _before(row: DataRow, field: str, setting: str) -> str:
-    """Return the conversation before the last message of a field as one string."""
+    """Return the conversation before the last message of a field as a single string."""
     return _whole(row, field, setting)[0].text
 
 
@@ -360,7 +367,7 @@ _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 
 
 def _transcript(row: DataRow, text: str, field: str) -> tuple[Message, ...]:
-    """Return the messages of a transcript in which `Human:` and `Assistant:` take turns."""
+    """Return the messages of a transcript in which the messages begin with `Human:` or `Assistant:`."""
     opening, *parts = _SPEAKER.split(f"\n\n{text.lstrip()}")
     if opening.strip() or not parts:
         raise DataError(
@@ -374,12 +381,15 @@ def _transcript(row: DataRow, text: str, field: str) -> tuple[Message, ...]:
 
 
 def _answer(message: Message) -> str | Message:
-    """Return a recorded message as `Recorded.recorded` returns it: its text, or the message if it contains more than text."""
+    """Return a recorded message in the format of `Recorded.recorded`.
+
+    The result is the text of the message, or the message itself if it contains more than text.
+    """
     return message.content if message.structured is None else message
 
 
 def _is_answer(answer: Message, text: str) -> bool:
-    """Return whether a text is a recorded answer, either verbatim or with the same tool calls in the template's format."""
+    """Return whether a text is a recorded answer: the same text, or a text with the same tool calls in the format of the chat template."""
     if answer.structured is None or "tool_calls" not in json.loads(answer.structured):
         return text == answer.content
     try:
@@ -392,49 +402,51 @@ def _is_answer(answer: Message, text: str) -> bool:
 
 
 def _conversation_text(row: DataRow, field: str, setting: str) -> str:
-    """Return a conversation, including its answers, as one string."""
+    """Return a conversation, including the assistant's messages, as a single string."""
     return as_text([message for message in messages_in(row, field, setting) if message.role != "system"])
 
 
 Turns = tuple[tuple[tuple[Message, ...], Message], ...]
-"""For each turn, a pair (messages that the agent reads, its answer)."""
+"""The turns of an agent, as pairs (messages that the agent reads, answer of the agent)."""
 _COLLECTED = ("messages", "completion", "agent")
 
 
 class Trajectories(RecordedData, Recorded):
-    """Recorded trajectories: the turns of agents, for imitation learning (SFT).
+    """Recorded trajectories: the turns of agents, for supervised fine-tuning (SFT).
 
-    A row is a question with the answer of each agent, or a whole conversation:
+    A row contains a question with the answer of each agent, or a whole conversation:
 
         {"question": "47+85", "notes": "2,12+1", "answer": "132"}     answers: {reasoner: notes, actor: answer}
         {"messages": [{"role": "user", …}, {"role": "assistant", …}, …]}      messages_field: messages
-        {"messages": […], "completion": "…", "agent": "actor"}                what `kapelle collect` writes, without further settings
+        {"messages": […], "completion": "…", "agent": "actor"}                written by `kapelle collect`; needs no further settings
 
-    Every message of the assistant in a conversation is a turn, and the agent reads the messages before it. The system message of the
-    conversation becomes the task's, except in collected rows, where it is that of the team. `workflow.name: parallel` runs all turns.
-    A row with an agent's name belongs only to that agent. If no agent of collected rows is in the team, the rows are for all agents.
+    Every message of the assistant in a conversation is a turn. Before each turn, the agent reads the preceding messages. The system
+    message of the conversation becomes the system message of the task. For collected rows, the team's own system message is used
+    instead. The workflow `parallel` runs all turns. A row that names an agent belongs only to that agent. If no agent that
+    collected rows name is in the team, the rows belong to all agents.
     """
 
     name: Literal["trajectories"] = "trajectories"
     question_field: str = "question"
-    """The field with the question."""
+    """The field that contains the question."""
     answer_field: str = "answer"
-    """The field with the turn of every agent that `answers` does not name; with `messages_field`, the turn after those messages, if any."""
+    """The field that contains the turn of every agent that is not listed in `answers`. If `messages_field` is set, this field contains
+    a further turn after the messages, if the row has such a field."""
     answers: Mapping[str, str] = {}
-    """Agent → the field with its turn."""
+    """Mapping from an agent to the field that contains the turn of this agent."""
     messages_field: str | None = None
-    """The field with a conversation, in OpenAI's or ShareGPT's format, instead of question and answer. null: `messages` or
-    `conversations`, if rows have no question and answer."""
+    """The field that contains a conversation in the format of OpenAI or ShareGPT, instead of a question and an answer. If null, the
+    field `messages` or `conversations` is used if rows have no question and answer."""
     agent_field: str | None = None
-    """The field with the name of the agent whose turns these are; null: the turns are for all agents."""
+    """The field that contains the name of the agent to which the turns belong. If null, the turns belong to all agents."""
 
     def answers_per_task(self) -> int:
-        """Return 1: each task has one record."""
+        """Return 1, because each task has one record."""
         return 1
 
     @cached_property
     def _named(self) -> tuple[str | None, str, str | None]:
-        """The fields with the conversation, the answer and the agent: as set or, by default, as the rows name them."""
+        """The fields that contain the conversation, the answer and the agent. By default, they are chosen by the names of the columns."""
         own = (self.messages_field, self.answer_field, self.agent_field)
         if (own, self.question_field, self.answers) != ((None, "answer", None), "question", {}):
             return own
@@ -449,7 +461,7 @@ class Trajectories(RecordedData, Recorded):
 
     @property
     def _question_column(self) -> str:
-        """The field with the question, for rows that are not conversations of several turns."""
+        """The field that contains the question, for rows that are not conversations with several turns."""
         return "prompt" if self._named == (None, "completion", None) else self.question_field
 
     @cached_property
@@ -460,7 +472,7 @@ class Trajectories(RecordedData, Recorded):
         )
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every row; if too many rows lack a record, raise DataError with their file, line and field."""
+        """Read all rows. Raises DataError, which names files, lines and fields, if too many rows lack a record."""
         for agent in self.answers:
             need_known("environment.answers", "agent", agent, agents)
         for split in ("train", "test"):
@@ -510,7 +522,7 @@ class Trajectories(RecordedData, Recorded):
         return turns
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the record at an index; its question is the text that is read before the first answer."""
+        """Return the task at an index. The question of the task is the text that is read before the first answer."""
         row = self.rows.of(split)[index]
         messages = self._named[0]
         if messages is None:
@@ -523,7 +535,7 @@ class Trajectories(RecordedData, Recorded):
         return Task(f"{split}-{index}", as_text(read[0]), system=system, messages=rounds(*read))
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RecordedState:
-        """Start an episode of one record."""
+        """Start an episode of one record and return its state."""
         row = self.rows.row_of(task.id)
         turns = {agent: self._turns(row, agent) for agent in self._agents_of(row, agents)}
 
@@ -534,7 +546,7 @@ class Trajectories(RecordedData, Recorded):
         return RecordedState(reads, reward)
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str | Message:
-        """Return the agent's recorded turn."""
+        """Return the recorded turn of an agent."""
         answers = 0  # in the conversation so far, including answers that the agent only reads
         for before, answer in self._turns(self.rows.row_of(task.id), agent):  # noqa: B007 - used after the loop
             answers += sum(message.role == "assistant" for message in before)
@@ -545,9 +557,10 @@ class Trajectories(RecordedData, Recorded):
 
 
 def _turns(messages: Sequence[Message], before: Sequence[Message] = ()) -> Turns:
-    """Return the answers in messages, each with the messages before it.
+    """Return the answers in a list of messages, each with the messages that the agent reads before it.
 
-    An answer that no message precedes, such as a greeting, is not a turn; the agent reads it like any other message.
+    An answer at the beginning of a conversation, such as a greeting, is not a turn. The agent reads such a message like any other
+    message.
     """
     turns: list[tuple[tuple[Message, ...], Message]] = []
     read = list(before)

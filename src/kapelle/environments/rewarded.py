@@ -1,14 +1,16 @@
-"""Rows of a data set, rewarded by your own functions; `kapelle.train` builds this environment from its arguments.
+"""Questions from the rows of a data set, with rewards from the user's own functions.
+
+`kapelle.train` builds this environment from its arguments.
 
     environment:
       name: rewarded
       path: rows.jsonl
       rewards: [{function: "my_rewards:exact"}, {function: "my_rewards.py:short", agent: planner, weight: 0.1}]
 
-Each row is a question. The functions receive the completions and the row, and compute rewards at the end of the episode. An agent's
-reward is the weighted sum of its own rewards and the team's rewards. A function may return any number, so `success` is undefined
-unless the setting `success` defines it. Judges can also compute rewards (`judged.py`): a rubric grades each episode, and a ranking
-compares the episodes of a group.
+Each row is a question. The functions receive the completions and the row, and compute rewards at the end of the episode. The reward
+of an agent is the weighted sum of its own rewards and the rewards of the team. A function may return any number, so `success` is
+undefined unless the setting `success` defines it. Judges can also compute rewards (`judged.py`): a rubric grades each episode, and
+a ranking compares the episodes of a group.
 """
 
 from __future__ import annotations
@@ -79,37 +81,37 @@ from kapelle.types import Episode, Json, Split, Task, Turn
 # `reward_model.ground_truth`.
 
 VERL = "solution_str"
-"""verl's name for the completion."""
+"""The name of the parameter that receives the completion in reward functions of verl."""
 BATCHES = ("prompts", "completions", "completion_ids")
-"""Arguments that a function for batches may take in addition to lists of the row's columns."""
+"""The parameters that a reward function for batches may have in addition to the columns of the rows (as lists)."""
 GIVEN = ("completion", "completions", "question", "episode", "agent")
-"""Arguments that a function may take in addition to the columns of its row."""
+"""The parameters that a reward function may have in addition to the columns of the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A function and the names of its parameters."""
+    """A reward function with the names of its parameters."""
 
     name: str
     function: Callable[..., Any]
     needs: tuple[str, ...]
-    """Parameters without a default."""
+    """The parameters without a default."""
     may_take: tuple[str, ...]
-    """All parameters."""
+    """All named parameters of the function."""
     takes_all: bool
-    """Whether the function takes `**`."""
+    """Whether the function accepts arbitrary keyword arguments (`**`)."""
     kind: str = "reward"
-    """`reward` or `success`, for use in messages."""
+    """The kind of function in messages, which is `reward` or `success`."""
 
     @property
     def takes_batches(self) -> bool:
-        """Whether the function is written for batches, like TRL's functions."""
+        """Whether the function is written for batches, as in TRL."""
         own = set(BATCHES) & set(self.may_take)
         alone = own == {"completions"}
         return bool(own) and (not alone or (self.takes_all and "completion" not in self.may_take))
 
     def check(self, columns: Collection[str], *, for_team: bool) -> None:
-        """Raise ConfigError if a parameter has no value, or two values."""
+        """Raise ConfigError if a parameter has no value or two possible values."""
         given = BATCHES if self.takes_batches else GIVEN
         if VERL in self.may_take:
             columns = {*columns, VERL, "ground_truth"}
@@ -131,9 +133,10 @@ class RewardFunction:
                 )
 
     async def __call__(self, given: Mapping[str, Any]) -> float | None:
-        """Return the result for one episode.
+        """Call the function for one episode and return its result.
 
-        Raises EpisodeError, with file and line, if the function raises or returns anything except a finite number or None.
+        Raises EpisodeError, with file and line, if the function raises an exception or returns anything except a finite number or
+        None.
         """
         own = {name: value for name, value in given.items() if self.takes_all or name in self.may_take}
         what = f"The {self.kind} function `{self.name}`"
@@ -168,12 +171,16 @@ class RewardFunction:
 
     @property
     def place(self) -> str:
-        """Where the function is defined, such as `rewards.py, line 12`; empty if it is not written in Python."""
+        """The file and line of the function's definition, such as `rewards.py, line 12`, or an empty string if it has no Python code."""
         code = _code_of(self.function)
         return "" if code is None else f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
 
     def _called_from(self, error: Exception) -> str:
-        """Return the last traceback line in the function's own file, or where it is defined; empty if no other file raised."""
+        """Return a sentence with the location of the failed call in the function's own file.
+
+        If that file does not occur in the traceback, the sentence contains the location of the function's definition. The result is
+        empty if the exception was raised in the function's own file.
+        """
         code, frames = _code_of(self.function), traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
         if not own or own[-1] is frames[-1]:
@@ -182,7 +189,10 @@ class RewardFunction:
 
 
 def _code_of(function: Any) -> CodeType | None:
-    """Return the code of a function, method, `functools.partial` or callable object; None if it is not written in Python."""
+    """Return the code object of a function, method, `functools.partial` or callable object.
+
+    Returns None if the function is not written in Python.
+    """
     while isinstance(function, partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -193,7 +203,7 @@ def _code_of(function: Any) -> CodeType | None:
 
 
 def read_function(name: str, function: Any, kind: str = "reward") -> RewardFunction:
-    """Return a function with its parameters; ConfigError if it cannot be called by keyword."""
+    """Return a function with its parameters. Raises ConfigError if the function cannot be called with keyword arguments."""
     if not callable(function):
         raise ConfigError(
             f"The {kind} `{name}` is {type(function).__name__}, not a function that returns a number."
@@ -220,17 +230,17 @@ def read_function(name: str, function: Any, kind: str = "reward") -> RewardFunct
 
 @dataclass(frozen=True, slots=True)
 class RowsInMemory:
-    """What a program passed in memory."""
+    """Rows and functions that a program has passed in memory."""
 
     train: tuple[DataRow, ...] = ()
     test: tuple[DataRow, ...] = ()
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     called: tuple[str, str] = ("the rows in memory", "the test rows in memory")
-    """Names of `train` and `test` in messages."""
+    """The names of the train rows and the test rows in messages."""
 
 
 def rows_in_memory(rows: Iterable[object], where: str) -> tuple[DataRow, ...]:
-    """Return rows that a program passed; raise DataError for the first row that is not a JSON mapping."""
+    """Return the rows that a program has passed. Raises DataError for the first row that is not a JSON mapping."""
     found = []
     for number, row in enumerate(rows, start=1):
         place = f"Row {number} of `{where}`"
@@ -258,7 +268,7 @@ def rows_in_memory(rows: Iterable[object], where: str) -> tuple[DataRow, ...]:
 
 
 def name_of(function: Any) -> str | None:
-    """Return `module:function` for a function that any process can import; None for a function that exists only in this process."""
+    """Return `module:function` for a function that any process can import, or None for a function that exists only in this process."""
     module, name = inspect.getmodule(function), getattr(function, "__qualname__", "")
     if module is None or module.__name__ == "__main__" or vars(module).get(name) is not function:
         return None
@@ -266,60 +276,62 @@ def name_of(function: Any) -> str | None:
 
 
 KEPT = "rows"
-"""Folder in a run directory with the rows that a program passed in memory."""
+"""The folder inside a run directory for the rows that a program has passed in memory."""
 MOST_KEPT = 64_000_000
-"""Maximum number of characters of rows in memory that a run stores; put larger data sets into a file."""
+"""The maximum number of characters of rows in memory that a run stores. Larger data sets should be in a file."""
 GREATEST = 1e6
-"""Largest return of an agent; a larger return counts as a mistake."""
+"""The maximum absolute return of an agent. A larger return is treated as a mistake."""
 UNSCORED = "unscored"
-"""Key in an episode's info for the reason why the episode has no reward."""
+"""The key in an episode's `info` that contains the reason why the episode has no reward."""
 ALONE = "an episode that is alone in its group cannot be ranked"
 DISAGREEMENT = "judge/disagreement"
-"""Key in an episode's info for the difference between the verdicts in both orders (`grading.judge.Compared`)."""
+"""The key in an episode's `info` that contains the difference between the verdicts in both orders (`grading.judge.Compared`)."""
 _HELD_OUT = ("own", "share")
 
 
 class Reward(Settings):
-    """One function and the agents that receive its reward."""
+    """A reward function, with the agents that receive its reward."""
 
     function: str
-    """`module:function` or `path/file.py:function`."""
+    """The function, written as `module:function` or `path/file.py:function`."""
     agent: str | None = None
-    """The agent that is rewarded; null rewards every agent of the team."""
+    """The agent that receives the reward. If null, every agent of the team receives it."""
     weight: FiniteFloat = 1.0
-    """Factor by which the function's result is multiplied."""
+    """The factor by which the result of the function is multiplied."""
 
 
 class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory, RewardsEpisodes):
-    """Questions from a data set whose rewards functions and judges compute."""
+    """Questions from a data set. Functions and judges compute the rewards."""
 
     name: Literal["rewarded"] = "rewarded"
     rewards: tuple[Reward | Rubric | Ranking, ...] = Field(min_length=1)
-    """Sources of rewards: functions (`{function: …}`, or only the name: `rewards: mine:exact`), judges that grade answers
+    """The sources of rewards: functions (`{function: …}`, or only the name, as in `rewards: mine:exact`), judges that grade answers
     (`{rubric: …}`), and judges that compare the episodes of a group (`{rank: …}`)."""
     question_field: str | None = None
-    """Column with the question, which is a string or a conversation. null: the first of `prompt`, `question`, `problem`, `messages` and
-    `conversations` that the rows have. An answer at the end of a conversation is not part of the question."""
+    """The column that contains the question, which is a string or a conversation. If null, the first of the columns `prompt`,
+    `question`, `problem`, `messages` and `conversations` that the rows have is used. An answer at the end of a conversation is not
+    part of the question."""
     success: FiniteFloat | str | None = None
-    """When an episode is solved. A number: the mean reward of the rewarded agents must be at least this number. `module:function`: a
-    function with the arguments of a reward function that returns the success, as a boolean or a share in [0, 1]. null: `success`
-    is undefined, and a team is measured by its returns."""
+    """The definition of success. With a number, an episode is successful if the mean reward of the rewarded agents is at least this
+    number. With `module:function`, a function with the parameters of a reward function returns the success as a boolean or a number
+    in [0, 1]. If null, success is undefined, and a team is evaluated by its returns."""
     tools: tuple[AnyTool, ...] = ()
-    """Tools that agents can call before they answer; each entry names its `tool`, as in the environment `tools`."""
+    """The tools that agents can call before they answer. Each entry names its `tool`, as in the environment `tools`."""
     eval_path: str = "own"
-    """The test rows. `own`: the test split of the data set, or `test_share` of a single file. `share`: `test_share` of the train rows,
-    even if there is a test split. `none`: all rows are for training. Any other value: a separate data set, written like `path`."""
+    """The source of the test rows. `own`: the test split of the data set, or the fraction `test_share` of a single file. `share`: the
+    fraction `test_share` of the train rows, even if the data set has a test split. `none`: all rows are used for training. Any
+    other value is the location of a separate data set, with the same syntax as `path`."""
     _held: RowsInMemory = PrivateAttr(default_factory=RowsInMemory)
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """A range that is so wide that only a mistaken reward is outside it."""
+        """A very large range of returns. A return outside this range is treated as a mistake."""
         return (-GREATEST, GREATEST)
 
     @field_validator("rewards", mode="before")
     @classmethod
     def _by_name(cls, given: Any) -> Any:
-        """Accept a string as an entry that has only a function."""
+        """Convert an entry that is a string to an entry that has only a function."""
         listed = [given] if isinstance(given, str) else given
         if not isinstance(listed, list | tuple):
             return given
@@ -333,7 +345,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return self
 
     def keep(self, folder: Path) -> None:
-        """Write rows in memory to a run's folder, if they have at most `MOST_KEPT` characters."""
+        """Write the rows that are in memory to the folder of a run, if they have at most `MOST_KEPT` characters."""
         for name, rows in (("train", self._held.train), ("test", self._held.test)):
             text = "".join(f"{json.dumps(row.fields)}\n" for row in rows)
             if rows and len(text) <= MOST_KEPT:
@@ -341,7 +353,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
                 replace_file(folder / KEPT / f"{name}.jsonl", text.encode())
 
     def recall(self, folder: Path) -> None:
-        """Read the rows that `keep` wrote to a run's folder."""
+        """Read the rows that `keep` has written to the folder of a run."""
         train, test = (
             read_rows(file) if path == IN_MEMORY and (file := folder / KEPT / name).is_file() else ()
             for name, path in (("train.jsonl", self.path), ("test.jsonl", self.eval_path))
@@ -350,7 +362,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
     @property
     def in_memory(self) -> Sequence[str]:
-        """Descriptions of everything that exists only in this process."""
+        """Descriptions of all rows, functions and tools that exist only in this process."""
         named = {each.function: "reward" for each in self.rewards if isinstance(each, Reward)}
         if isinstance(self.success, str):
             named.setdefault(self.success, "success")
@@ -374,21 +386,22 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
     @cached_property
     def _functions(self) -> tuple[RewardFunction | None, ...]:
-        """The function of each reward; None for a judge."""
+        """The function of each reward, or None for a reward from a judge."""
         return tuple(
             self._find(each.function, "reward") if isinstance(each, Reward) else None for each in self.rewards
         )
 
     @cached_property
     def _success(self) -> RewardFunction | None:
-        """The function that `success` names, if any."""
+        """The function that the setting `success` names, or None if it names no function."""
         return self._find(self.success, "success") if isinstance(self.success, str) else None
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The name of each reward in an episode's info and in metrics.
+        """The name of each reward in the `info` of an episode and in metrics.
 
-        If modules have functions of the same name, the module's name precedes it; labels that are still equal are numbered.
+        If functions of different modules have the same name, the name of the module is prepended. Labels that are still equal are
+        numbered.
         """
         plain: list[tuple[str, str]] = []
         for each in self.rewards:
@@ -410,7 +423,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return tuple(labels)
 
     def in_words(self) -> str:
-        """Return a list of all rewards as text: the name in metrics, the weight and the place of the function's definition."""
+        """Return a list of all rewards as a string: the name in metrics, the weight, and the location of the function's definition."""
         return ", ".join(
             f"{label.removeprefix(REWARD_PREFIX)}{'' if each.weight == 1.0 else f' × {each.weight:g}'}"
             f"{f' ({function.place})' if function is not None and function.place else ''}"
@@ -418,7 +431,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         )
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read the rows and find the functions; raise ConfigError for an unknown agent or parameter."""
+        """Read the rows and find the functions. Raises ConfigError if an agent or a parameter of a function is unknown."""
         self.check_tools()
         columns = self.columns - {"question"}  # a function that takes `question` receives the column
         if self._success is not None:
@@ -441,7 +454,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the data set of each split, or `none` for a missing split."""
+        """Descriptions of the data set of each split, or `none` for a missing split."""
         if self._own_split:
             return super().sources
         held_out = f"{self.test_share:.0%} of them, by a hash of the question"
@@ -449,7 +462,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
     @cached_property
     def columns(self) -> frozenset[str]:
-        """The fields that all rows have."""
+        """The fields that all rows have in common."""
         rows = (*self.rows.train, *self.rows.test)
         return frozenset.intersection(*(frozenset(row.fields) for row in rows))
 
@@ -481,7 +494,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
     @cached_property
     def rows(self) -> Splits:
-        """The usable rows of both splits; with `eval_path: none` the second split is empty."""
+        """The usable rows of both splits. If `eval_path` is `none`, the test split is empty."""
         if self._own_split:
             return super().rows
         first, second, _ = self._read_rows
@@ -499,7 +512,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return source.apart(first, other, key, setting, words, self._read, self.max_unusable)
 
     def contents(self) -> Mapping[str, str]:
-        """Return the hash of each input, and of the source of each function."""
+        """Return the hash of each input and of the source code of each function."""
         read = dict(super().contents() if self._own_split else self._read_rows[2])
         named = [each.function if isinstance(each, Reward) else "" for each in self.rewards]
         for target, function in (*zip(named, self._functions, strict=True), (self.success, self._success)):
@@ -530,7 +543,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return found
 
     def remarks(self) -> Sequence[str]:
-        """Return which of several possible columns is used as the question, and remarks on rendered prompts."""
+        """Return a message if several columns could contain the question, and warnings about rendered prompts."""
         others = [f"`{name}`" for name in QUESTIONS if name in self.columns and name != self._question]
         if self.question_field is not None or not others:
             return super().remarks()
@@ -543,26 +556,26 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
     # -------- Tasks and episodes
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the question of a row."""
+        """Return the task at an index, whose question is the question of a row."""
         question = self.question_of(self.rows.of(split)[index])
         return question.task(f"{split}-{index}", rendered=self.rendered_prompts)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> RewardedState | ToolsState:
-        """Start an episode."""
+        """Start an episode and return its state."""
         state = RewardedState(task, agents)
         return self.around(state, agents) if self.tools else state
 
     def extract(self, text: str) -> str | None:
-        """Return the whole text, so that votes and debates compare whole texts; None if it is empty."""
+        """Return the whole text, or None if the text is empty. Votes and debates therefore compare whole texts."""
         return text.strip() or None
 
     # -------- Rewards
 
     async def reward_episode(self, episode: Episode, outcome: Outcome) -> Outcome:
-        """Call every function and rubric, and add up each agent's reward.
+        """Call every function and rubric, and add up the rewards of each agent.
 
-        The episode fails if a function raises an exception, or if a judge returns no verdict for a rubric. Rankings are computed when
-        the group is complete.
+        The episode fails if a function raises an exception or a judge returns no verdict for a rubric. Rankings are computed later,
+        when all episodes of the group have ended.
         """
         row = self.rows.row_of(episode.task.id)
         texts, answer = last_texts(episode), answer_of(episode, outcome.info)
@@ -598,7 +611,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
     async def _graded(
         self, rubric: Rubric, episode: Episode, text: Any, row: DataRow, label: str, info: dict[str, Json]
     ) -> float:
-        """Return a rubric's grade of a text; add the scores of its criteria to `info`."""
+        """Return the grade of a text by a rubric, and add the scores of its criteria to `info`."""
         judge = self.judge_of(rubric)
         verdict = await judge_rubric(
             judge, episode.task.question, spoken_of(episode, text), rubric.criteria, _reference(rubric, row)
@@ -614,7 +627,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
     async def _solved(
         self, function: RewardFunction, given: Mapping[str, Any], row: DataRow, info: Mapping[str, Json]
     ) -> float | None:
-        """Return the result of the `success` function; if it also rewards the team, reuse that result."""
+        """Return the result of the `success` function. If the same function also rewards the team, its result is reused."""
         for each, label in zip(self.rewards, self.labels, strict=True):
             if isinstance(each, Reward) and each.function == self.success and each.agent is None:
                 found = info.get(label)
@@ -630,7 +643,10 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
     def _arguments(
         self, function: RewardFunction, given: Mapping[str, Any], row: DataRow
     ) -> Mapping[str, Any]:
-        """Return a function's arguments: an episode's values by name, or these values as a batch of one."""
+        """Return the values that are passed to a function as keyword arguments.
+
+        For a function that is written for batches, each value is a list of length 1.
+        """
         if VERL in function.may_take:
             model = row.fields.get("reward_model")
             truth = model.get("ground_truth") if isinstance(model, Mapping) else None
@@ -654,7 +670,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return {name: [value] for name, value in batch.items()}
 
     def _messages(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
-        """Return an agent's turns, with the results of its calls between them, as chat messages."""
+        """Return the turns of an agent as chat messages, with the results of its tool calls between the turns."""
         found: list[dict[str, Any]] = []
         for turn in turns:
             if found:
@@ -669,7 +685,10 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         return found
 
     def _reached(self, rewards: Mapping[str, float]) -> float | None:
-        """Return whether the mean reward reaches the number `success`; None if there are no rewards or `success` is not a number."""
+        """Return 1.0 if the mean reward is at least the number `success`, and 0.0 otherwise.
+
+        Returns None if there are no rewards or `success` is not a number.
+        """
         if not rewards or not isinstance(self.success, float):
             return None
         # In floating point, weights of 0.7, 0.2 and 0.1 sum to slightly less than 1.
@@ -677,7 +696,7 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
 
     @property
     def compared(self) -> Sequence[str]:
-        """The settings of the rankings, which compare episodes."""
+        """The settings of the rankings, which compare the episodes of a group."""
         return [
             f"`environment.rewards.{k}.rank`"
             for k, each in enumerate(self.rewards)
@@ -685,9 +704,11 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         ]
 
     async def reward_group(self, episodes: Sequence[Episode]) -> Sequence[Outcome]:
-        """Compare the episodes by every ranking; raise EpisodeError if a judge returns no verdict.
+        """Compare the episodes of a group by every ranking, and return their outcomes.
 
-        If a ranking has only one text to compare, it gives no reward.
+        Raises EpisodeError if a judge returns no verdict.
+
+        A ranking with only one text to compare gives no reward.
         """
         rewards = [dict(episode.rewards) for episode in episodes]
         infos: list[dict[str, Json]] = [dict(episode.info) for episode in episodes]
@@ -738,12 +759,15 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         ]
 
     def judge_of(self, reward: Rubric | Ranking) -> Asking:
-        """Return the judge of a reward; rewards with the same judge settings share one judge and its budget."""
+        """Return the judge of a reward. Rewards with the same judge settings share one judge, including its budget."""
         return self._judges.of(reward.judge)
 
     @property
     def asked(self) -> Sequence[tuple[AnyJudge, QuestionCounts]]:
-        """Each judge with its number of queries: one per episode for a rubric (all criteria together), two per group for a ranking."""
+        """The judges, each with the number of its queries.
+
+        A rubric needs one query per episode for all its criteria, and a ranking needs two queries per group.
+        """
         return [
             (each.judge, QuestionCounts(episode=1) if isinstance(each, Rubric) else QuestionCounts(group=2))
             for each in self.rewards
@@ -756,13 +780,13 @@ def _reference(reward: Rubric | Ranking, row: DataRow) -> str | None:
 
 
 def last_texts(episode: Episode) -> dict[str, str]:
-    """Return the last text of every agent with a turn, in team order."""
+    """Return the last text of every agent that has had a turn, in team order."""
     last = {turn.agent: turn.text for turn in episode.turns}
     return {agent: last[agent] for agent in episode.agents if agent in last}
 
 
 def answer_of(episode: Episode, info: Mapping[str, Json]) -> Any:
-    """Return the text that the workflow designated as the team's answer, else the last text."""
+    """Return the text that the workflow has selected as the answer of the team, or the last text if there is no such text."""
     answer = info.get("answer")
     answer = episode.answer if answer is None else answer
     # Functions receive whole completions, including the reasoning, as in TRL.
@@ -777,12 +801,12 @@ def spoken_of(episode: Episode, text: Any) -> str:
 
 
 class RewardedState(BaseState):
-    """An episode in which all agents read one question and answer it once."""
+    """The state of an episode in which all agents read one question and answer it once."""
 
     _answer: str | None = None
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the answers; raise EpisodeError for a second step or an unknown agent."""
+        """Store the answers. Raises EpisodeError if the question has already been answered or an agent is unknown."""
         if self.over:
             raise EpisodeError("The question has already been answered. This environment allows one step.")
         require_agents(actions, self.agents, "answered")
@@ -790,6 +814,6 @@ class RewardedState(BaseState):
         return {}
 
     def outcome(self) -> Outcome:
-        """Return an outcome with the text that counts as the team's answer, if the workflow designates one."""
+        """Return an outcome that contains the answer of the team, if the workflow has selected one."""
         info = {} if self._answer is None else {"answer": self._answer}
         return Outcome(info=info, truncated=not self.over)

@@ -1,10 +1,10 @@
-"""Images of coloured squares on a grid, and questions that need the image.
+"""Images of coloured squares on a grid, with questions that can be answered only from the image.
 
     colour   the colour of the only square: red, green, blue, yellow, white or black
     count    the number of squares of a given colour
 
-Images are generated from the task's data, so no image files are needed; Pillow encodes them as PNG. All agents see the same image,
-or, with `views: split`, each agent sees a part of the grid.
+The images are generated from the data of the task, so no image files are needed. The package Pillow encodes the images as PNG. All
+agents see the same image or, if `views` is `split`, each agent sees a part of the grid.
 """
 
 from __future__ import annotations
@@ -41,44 +41,46 @@ COLOURS: Mapping[str, tuple[int, int, int]] = {
     "white": (250, 250, 250),
     "black": (10, 10, 10),
 }
-"""Name → red, green and blue, 0 to 255."""
+"""Mapping from the name of a colour to its red, green and blue values, from 0 to 255."""
 
 GREY = (128, 128, 128)
-"""The background."""
+"""The background colour of the images."""
 
 CELL = 8
-"""Side of a cell in pixels at `scale: 1`."""
+"""The side of a cell in pixels if `scale` is 1."""
 
 
 class Squares(Generated, ShowsImages):
-    """Questions about a picture of coloured squares."""
+    """Questions about images of coloured squares."""
 
     name: Literal["squares"] = "squares"
     things = "pictures of squares"
     ask: tuple[Literal["colour", "count"], ...] = Field(default=("colour",), min_length=1)
-    """Kinds of questions, drawn uniformly for each task."""
+    """The kinds of questions. The kind of each task is sampled uniformly."""
     colours: int = Field(default=len(COLOURS), ge=2, le=len(COLOURS))
-    """Number of colours, which are taken in the order red, green, blue, yellow, white, black."""
+    """The number of colours, which are taken in the order red, green, blue, yellow, white, black."""
     scale: int = Field(default=1, ge=1, le=64)
-    """Size of a cell in units of 8 × 8 pixels; tiny vision encoders need small images."""
+    """The size of a cell in units of 8 × 8 pixels. Very small vision encoders need small images."""
     views: Literal["same", "split"] = "same"
-    """`split` shows each agent only its own columns of the grid; the other columns are grey."""
+    """The part of the image that each agent sees. `same`: all agents see the whole image. `split`: each agent sees only its own
+    columns of the grid, and all other columns are grey."""
     difficulty: tuple[int, int] = (2, 2)
-    """Smallest and largest side of the grid in cells, from 2 to 6."""
+    """The minimum and maximum side of the grid in cells, from 2 to 6."""
     seed: int = 0
-    """A different seed gives different tasks in a different order, with the same split."""
+    """The seed of the task generator. Different seeds generate different tasks in a different order, but the split of a problem does
+    not depend on the seed."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "whole"), min_length=1)
-    """Rules that extract an agent's answer."""
+    """Rules that extract the answer from an agent's text."""
     flaws: Flaws = Field(default={})
-    """Agent → share of its demonstrations in which the script ignores the image and answers `red` or 1."""
+    """Mapping from an agent to the fraction of its demonstrations in which the script ignores the image and answers `red` or 1."""
 
     @property
     def answers(self) -> Answers:
-        """An answer of one word or number."""
+        """The grader of answers. An answer is one word or number."""
         return words(_answer, self.extraction, "no colour or number")
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for an impossible grid, or if Pillow is not installed."""
+        """Raise ConfigError if the grid is impossible or the package Pillow is not installed."""
         smallest, largest = self.difficulty
         if not 2 <= smallest <= largest <= 6:
             raise ConfigError(
@@ -96,7 +98,7 @@ class Squares(Generated, ShowsImages):
             )
 
     def problem(self, draw: random.Random, level: int) -> Problem:
-        """Return a picture of a grid with `level` cells per side, and a question about it."""
+        """Return a random grid with `level` cells per side, and a question about its image."""
         named = list(COLOURS)[: self.colours]
         cells = level * level
         if draw.choice(self.ask) == "colour":
@@ -114,13 +116,13 @@ class Squares(Generated, ShowsImages):
         return Problem(question, {"answer": answer, "grid": grid}, f"{question} {','.join(grid)}")
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the answer, or a flawed one in the share of demonstrations that `flaws` sets."""
+        """Return the correct answer as a demonstration, or `red` or 1 in the fraction of demonstrations that `flaws` sets."""
         if flawed(self.flaws, agent, seed):
             return self.answers.written("red" if task.data["answer"] in COLOURS else "1")
         return super().script(agent, task, messages, seed)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SquaresState:
-        """Start an episode of one image."""
+        """Start an episode of one image and return its state."""
         answers = self.answers
         side = round(len(task.data["grid"]) ** 0.5)
         shares = {
@@ -137,7 +139,7 @@ class Squares(Generated, ShowsImages):
 
 
 class SquaresState(QuestionState, StateWithImages):
-    """An episode of a question about an image."""
+    """The state of an episode of a question about an image."""
 
     def __init__(
         self,
@@ -151,13 +153,16 @@ class SquaresState(QuestionState, StateWithImages):
         self._views = views
 
     def images(self, agent: str) -> Sequence[Image]:
-        """Return the agent's image."""
+        """Return the image that the agent sees."""
         return (self._views[agent],)
 
 
 @lru_cache(256)
 def drawn(grid: tuple[str, ...], scale: int, columns: range) -> Image:
-    """Return the image of a grid, which lists colour names row by row. Empty cells, and columns outside `columns`, are grey."""
+    """Return the image of a grid. The argument `grid` lists the names of colours row by row.
+
+    Empty cells and all columns outside `columns` are grey.
+    """
     from PIL import Image as Pillow
 
     side, size = round(len(grid) ** 0.5), CELL * scale
@@ -173,6 +178,6 @@ def drawn(grid: tuple[str, ...], scale: int, columns: range) -> Image:
 
 
 def _answer(text: str) -> str | None:
-    """Return a colour or a number in normal form; None for any other text."""
+    """Return a colour or a number in normalised form, or None for any other text."""
     answer = text.strip().lower().removesuffix(".")
     return answer if answer in COLOURS or (answer.isdigit() and len(answer) <= 3) else None

@@ -1,4 +1,4 @@
-"""Demonstrations by a user's function, for third-party environments without a script.
+"""Demonstrations that are written by a user's function, for third-party environments without a script.
 
 environment: {name: openenv, url: "http://127.0.0.1:8000", teacher: "teacher.py:say"}
 """
@@ -18,19 +18,19 @@ from kapelle.types import Message, Task
 
 
 class WithTeacher(Settings, Teachable):
-    """Settings of an environment with a user's function for demonstrations."""
+    """Settings of an environment for which the user can provide a function that writes demonstrations."""
 
     teacher: str | None = None
-    """A function `module:name` or `path/file.py:name` that answers for the agents in demonstrations (`warmup`, `sft`). It is called as
-    `teacher(agent, task, messages, seed)` and returns a string."""
+    """The function that answers for the agents in demonstrations (`warmup`, `sft`), written as `module:name` or `path/file.py:name`.
+    The function is called as `teacher(agent, task, messages, seed)` and returns a string."""
 
     def check_teacher(self) -> None:
-        """Raise ConfigError if the `teacher` is not found."""
+        """Raise ConfigError if the function in `teacher` is not found."""
         if self.teacher is not None:
             find_object(self.teacher, "teacher")
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the answer of the `teacher`; raise EpisodeError if it is not a string."""
+        """Return the answer of the `teacher`. Raises EpisodeError if the answer is not a string."""
         assert self.teacher is not None, "an environment without a teacher offers no script"
         text = find_object(self.teacher, "teacher")(agent, task, messages, seed)
         if not isinstance(text, str):
@@ -40,7 +40,10 @@ class WithTeacher(Settings, Teachable):
         return text
 
     def teacher_hash(self) -> str | None:
-        """Return a hash of the file with the `teacher`, not including its imports; None if there is no `teacher`."""
+        """Return a hash of the file that contains the `teacher`, without the files that it imports.
+
+        Returns None if there is no `teacher` or its file cannot be read.
+        """
         if self.teacher is None:
             return None
         module = self.teacher.rpartition(":")[0]

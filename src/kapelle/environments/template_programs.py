@@ -1,8 +1,9 @@
-"""Run the statements and programs of `programming.toml` by walking their syntax trees: a small subset of Python with a step limit.
+"""Interpreter for the statements and programs in `programming.toml`, which supports a small subset of Python and has a step limit.
 
-`kapelle.environments.programming` needs the results of its programs, and of programs with a slip, which may run forever.
-Python itself never executes these programs. A program may use statements, operators, comprehensions, and the functions and methods
-below; anything else is a mistake in a template (`AssertionError`). Tests check that Python gives the same results.
+The module `kapelle.environments.programming` needs the results of its programs and of programs with a slip, which may run forever.
+The programs are never executed by Python itself; their syntax trees are traversed. A program may use statements, operators,
+comprehensions, and the functions and methods listed below. Anything else is a mistake in a template and raises `AssertionError`.
+Tests check that Python gives the same results.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 STEPS = 200_000
-"""Maximum number of nodes that one call may visit; beyond it, TimeoutError is raised."""
+"""The maximum number of nodes that a call may visit. If a call visits more nodes, TimeoutError is raised."""
 
 _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -45,11 +46,11 @@ _METHODS: Mapping[type, frozenset[str]] = {
 
 
 class _Returned(Exception):
-    """Ends a call with a return value."""
+    """Raised to end a call with a return value."""
 
 
 def call(program: str, function: str, arguments: Sequence[Any]) -> Any:
-    """Return what a function of a program returns for these arguments, which the function may change.
+    """Return the result of calling a function of a program with the given arguments. The function may modify the arguments.
 
     Raises the exceptions that Python would raise, and TimeoutError if the call takes more than `STEPS` steps.
     """
@@ -61,7 +62,10 @@ def call(program: str, function: str, arguments: Sequence[Any]) -> Any:
 
 
 def run(statements: str, names: dict[str, Any]) -> Any:
-    """Run statements, which add to `names`, and return the value of their `return` statement; None if they have none."""
+    """Run statements and return the value of their `return` statement, or None if they have none.
+
+    The statements add variables to `names`.
+    """
     return _returned(_parsed(statements), names)
 
 
@@ -79,13 +83,13 @@ def _parsed(program: str) -> list[ast.stmt]:
 
 
 class _Run:
-    """One call, with the number of steps that it may still take."""
+    """A call in progress, with the number of remaining steps."""
 
     def __init__(self) -> None:
         self._left = STEPS
 
     def block(self, statements: Sequence[ast.stmt], names: dict[str, Any]) -> None:
-        """Run statements one after another."""
+        """Run a list of statements in order."""
         for node in statements:
             self._statement(node, names)
 
@@ -196,7 +200,7 @@ class _Run:
     def _bound(
         self, generators: Sequence[ast.comprehension], names: Mapping[str, Any]
     ) -> Iterator[Mapping[str, Any]]:
-        """Yield the names in each iteration of a comprehension."""
+        """Yield the variables in each iteration of a comprehension."""
         if not generators:
             yield names
             return

@@ -1,10 +1,10 @@
-"""Summaries and translations of your own rows, graded by their similarity to references and by their length.
+"""Summaries and translations of the user's own rows, graded by their similarity to references and by their length.
 
     {"document": "…", "summary": "…"}                summarisation
     {"source": "…", "target": ["…", "…"]}            translation; a list contains several references
 
 The score of a text is the weighted mean of its metrics (`grading.text.overlap`), multiplied by a factor that depends on its length.
-The script writes the first reference.
+Demonstrations are the first reference of each row.
 """
 
 from __future__ import annotations
@@ -42,22 +42,23 @@ Metrics = Annotated[Mapping[Metric, float], AfterValidator(_weights)]
 
 
 class _Referenced(DataSettings, Questions):
-    """Base class of summaries and translations: rows with a text and references, metrics, and a length."""
+    """Base class of summarisation and translation: rows with a text and references, metrics, and a desired length."""
 
     doing: ClassVar[str]
     """The first words of the default prompt."""
     metrics: Metrics = Field(min_length=1)
-    """Metric → weight; the score is their weighted mean."""
+    """Mapping from a metric to its weight. The score is the weighted mean of the metrics."""
     stem: bool = False
-    """Whether ROUGE compares stems of English words (`runs` and `running`)."""
+    """Whether ROUGE compares the stems of English words, so that `runs` and `running` are equal."""
     tokeniser: BleuTokeniser = "13a"
-    """The tokeniser of BLEU."""
+    """The tokeniser that BLEU uses."""
     length: Length | None = None
-    """The length of a good text; null: any length."""
+    """The length of a good text. If null, any length is accepted."""
     prompt: str | None = None
-    """The question, in which `{text}` is the row's text and `{length}` is `length` in words; null: a default prompt."""
+    """The prompt. The placeholder `{text}` is replaced with the text of the row, and `{length}` with a description of `length`. If
+    null, a default prompt is used."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "whole"), min_length=1)
-    """Rules that extract the text from an agent's answer."""
+    """Rules that extract the summary or translation from an agent's text."""
 
     if TYPE_CHECKING:  # settings of each subclass, with its own defaults
         text_field: str
@@ -65,7 +66,7 @@ class _Referenced(DataSettings, Questions):
 
     @property
     def answers(self) -> Answers:
-        """A text, scored by its similarity to references."""
+        """The grader of answers. An answer is a text, and its score depends on the similarity to references."""
         return Answers(
             self._graded,
             lambda text: answer_in(text, self.extraction, lambda found: " ".join(found.split()) or None),
@@ -74,7 +75,7 @@ class _Referenced(DataSettings, Questions):
         )
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check the packages and the tokeniser, then read both splits."""
+        """Check the packages and the tokeniser, and then read both splits."""
         check_packages(self.metrics)
         if self.length is not None:
             self.length.check()
@@ -101,7 +102,7 @@ class _Referenced(DataSettings, Questions):
         return found
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the text at an index, with its prompt."""
+        """Return the task at an index. The question of the task is the prompt with the text of the row."""
         row = self.rows.of(split)[index]
         text, references = self._read(row)
         prompt = self.prompt
@@ -137,38 +138,38 @@ class _Referenced(DataSettings, Questions):
         return Grade(min(1.0, score), found, "; ".join(reasons))
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the first reference."""
+        """Return the first reference as a demonstration."""
         return self.answers.written(str(task.data["answer"]))
 
 
 class Summarisation(_Referenced):
-    """Summaries of documents."""
+    """Summarisation of documents."""
 
     doing: ClassVar[str] = "Summarise this text"
     name: Literal["summarisation"] = "summarisation"
     text_field: str = "document"
-    """The field with the text."""
+    """The field that contains the text."""
     reference_field: str = "summary"
-    """The field with the summary, or with a list of summaries."""
+    """The field that contains the summary or a list of summaries."""
     metrics: Metrics = Field(default={"rougeL": 1.0}, min_length=1)
-    """Metric → weight; the score is their weighted mean."""
+    """Mapping from a metric to its weight. The score is the weighted mean of the metrics."""
 
 
 class Translation(_Referenced):
-    """Translations of texts from one language into another."""
+    """Translation of texts from one language into another."""
 
     doing: ClassVar[str] = "Translate this text"
     name: Literal["translation"] = "translation"
     text_field: str = "source"
-    """The field with the text; dots reach into objects (`translation.en`)."""
+    """The field that contains the text. A dot in the name selects a field inside an object, as in `translation.en`."""
     reference_field: str = "target"
-    """The field with the translation, or with a list of translations."""
+    """The field that contains the translation or a list of translations."""
     source_language: str | None = None
-    """The language of the texts, for the prompt; null omits it."""
+    """The language of the texts, which is named in the default prompt. If null, the prompt does not name it."""
     target_language: str | None = None
-    """The language to translate into, for the prompt; null omits it."""
+    """The language of the translations, which is named in the default prompt. If null, the prompt does not name it."""
     metrics: Metrics = Field(default={"chrf": 1.0}, min_length=1)
-    """Metric → weight; the score is their weighted mean."""
+    """Mapping from a metric to its weight. The score is the weighted mean of the metrics."""
 
     def _asks(self) -> str:
         source = f" from {self.source_language}" if self.source_language else ""
@@ -176,6 +177,6 @@ class Translation(_Referenced):
         return f"{self.doing}{source}{target}"
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return the languages that the settings name."""
+        """Return the source language and the target language, if the settings name them."""
         named = {"source_language": self.source_language, "target_language": self.target_language}
         return {name: language for name, language in named.items() if language}

@@ -1,7 +1,8 @@
-"""Questions with tools: an agent calls tools, reads results, and then answers.
+"""Questions with tools. An agent calls tools, reads their results, and then answers.
 
-`questions` is any environment whose questions have one answer (`math`, `arithmetic`, `gsm8k_steps`, …); it also grades the answers.
-A text without a call is the answer. The workflow `tool_use` returns results as messages with the role `tool`.
+The setting `questions` can be any environment whose questions have one answer (such as `math`, `arithmetic` or `gsm8k_steps`). The
+environment in `questions` also grades the answers. A text without a tool call is the answer. The workflow `tool_use` returns
+results as messages with the role `tool`.
 """
 
 from __future__ import annotations
@@ -51,34 +52,34 @@ AnyTool = Annotated[
 
 
 class CallSettings(Settings):
-    """The description of tools, the format of calls, and their limits."""
+    """Settings for the description of tools, the format of tool calls, and their limits."""
 
     form: Form = "hermes"
-    """The format in which the agents' model writes calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    """The format in which the agents' model writes tool calls, which is `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     listing: Listing = "schemas"
-    """How tools are described: by `schemas`, or by one line each (`signatures`) for tiny models."""
+    """How tools are described to agents: by `schemas`, or by `signatures` (one line per tool) for very small models."""
     max_turns: int = Field(default=8, ge=1)
-    """Maximum number of turns of an agent; if it has not answered by then, its reward is 0."""
+    """The maximum number of turns of an agent. If the agent has not answered after the last turn, its reward is 0."""
     call_s: float = Field(default=30.0, gt=0.0)
-    """Time limit of a call in seconds; a tool may have a shorter limit."""
+    """Maximum time in seconds for a tool call. A tool may have a lower limit."""
     max_characters: int = Field(default=4000, ge=100)
-    """Maximum number of characters of one result that an agent reads; longer results are cut."""
+    """The maximum number of characters of a result that an agent reads. Longer results are truncated."""
 
     def prompt(self, schemas: Sequence[ToolSchema]) -> str:
-        """Return the description of these tools for an agent."""
+        """Return the description of the tools that an agent reads."""
         listed = tools_prompt if self.listing == "schemas" else signatures_prompt
         return listed([schema.as_json() for schema in schemas], self.form)
 
 
 class OffersTools(CallSettings, Reporting):
-    """Settings of an environment in which agents call tools before they answer."""
+    """Settings of an environment in which agents can call tools before they answer."""
 
     tools: tuple[AnyTool, ...] = Field(default=(Calculator(),), min_length=1)
-    """The tools of the agents; each entry names its `tool`."""
+    """The tools of the agents. Each entry names its `tool`."""
 
     @property
     def alive(self) -> Sequence[str]:
-        """The tools that are servers."""
+        """The tools that are servers, whose results may vary."""
         return [
             f"tool `{tool.tool}` ({tool.url if isinstance(tool, Search) else 'a server'})"
             for tool in self.tools
@@ -86,11 +87,11 @@ class OffersTools(CallSettings, Reporting):
         ]
 
     def descriptors(self, agents: int) -> int:
-        """Return the largest number of descriptors that the tools of one episode hold open."""
+        """Return the maximum number of descriptors that the tools of one episode hold open."""
         return agents * sum(tool.descriptors for tool in self.tools if isinstance(tool, Python | Mcp))
 
     def check_tools(self) -> None:
-        """Check every tool; raise ConfigError if two tools have the same name."""
+        """Check every tool. Raises ConfigError if two tools have the same name."""
         for tool in self.tools:
             tool.check()
         offered = [(schema.name, tool.tool) for tool in self.tools for schema in tool.schemas()]
@@ -103,37 +104,37 @@ class OffersTools(CallSettings, Reporting):
                 )
 
     def around(self, question: EpisodeState, agents: Sequence[str]) -> ToolsState:
-        """Return a question's episode with separate tools for each agent."""
+        """Return the state of a question's episode in which each agent has its own tools."""
         schemas = [schema for tool in self.tools for schema in tool.schemas()]
         boxes = {agent: [tool.open() for tool in self.tools] for agent in agents}
         return ToolsState(question, boxes, schemas, self)
 
 
 class Tools(OffersTools, HandsOnQuestions):
-    """Questions with tools: calculator, Python, files, search, a calendar, your own functions, MCP servers."""
+    """Questions with tools: a calculator, Python, files, search, a calendar, the user's own functions and MCP servers."""
 
     name: Literal["tools"] = "tools"
     questions: InnerQuestions
-    """Settings of the environment that provides the questions: `{name: math, …}`."""
+    """Settings of the environment that provides the questions, such as `{name: math, …}`."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of the questions, extended to include 0 for agents without an answer."""
+        """The reward range of the questions, extended to include 0, which agents without an answer receive."""
         low, high = self.questions.reward_range
         return (min(low, 0.0), max(high, 0.0))
 
     @property
     def alive(self) -> Sequence[str]:
-        """The tools that are servers, and the external programs of the questions."""
+        """The tools that are servers, and the external programs of the questions' environment, whose results may vary."""
         return (*super().alive, *report_of(self.questions).alive)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check the questions and every tool; raise ConfigError for games, or if two tools have the same name."""
+        """Check the questions and every tool. Raises ConfigError if the questions are a game or two tools have the same name."""
         super().check(agents)
         self.check_tools()
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsState:
-        """Start an episode of one question, with separate tools for each agent."""
+        """Start an episode of one question and return its state. Each agent has its own tools."""
         return self.around(self.questions.start(task, agents, seed), agents)
 
 
@@ -142,26 +143,26 @@ class Tools(OffersTools, HandsOnQuestions):
 
 @dataclass(slots=True)
 class ToolUser:
-    """One agent's tools and their use."""
+    """The tools of one agent, and counts of how the agent has used them."""
 
     boxes: Sequence[Toolbox]
     tools: Mapping[str, Tool]
-    """The tools by name."""
+    """Mapping from the name of each tool to the tool."""
     reads: str
-    """The agent's next observation."""
+    """The next observation of the agent."""
     turns: int = 0
     answer: str | None = None
     calls: list[str] = field(default_factory=list)
     done: int = 0
-    """Number of successful calls."""
+    """The number of successful tool calls."""
     faults: int = 0
 
 
 class ToolsState(Retriable):
-    """One question; every agent has separate tools, and its first text without a call is its answer.
+    """The state of a question's episode. Every agent has its own tools, and its first text without a tool call is its answer.
 
-    If a call fails, the agent reads the error as text. The question's environment grades the answers when all agents have answered
-    or used up their turns.
+    If a call fails, the agent reads the error message. The environment of the question grades the answers when all agents have
+    answered or used all their turns.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class ToolsState(Retriable):
         schemas: Sequence[ToolSchema],
         settings: CallSettings,
     ) -> None:
-        """Take the question, the tools of each agent in team order, their schemas, and the settings."""
+        """Take the state of the question, the tools of each agent in team order, the schemas of the tools, and the settings."""
         self._question, self._settings = question, settings
         prompt = settings.prompt(schemas)
         self._users: dict[str, ToolUser] = {}
@@ -183,17 +184,21 @@ class ToolsState(Retriable):
         self._given = 0
 
     def allow_answers(self, most: int) -> None:
-        """Accept up to this many texts from the team: calls receive results, and an incorrect answer receives that feedback."""
+        """Allow up to `most` texts from the team.
+
+        If a text contains calls, the team reads the results. If a text is an incorrect answer, the team reads that the answer is
+        incorrect.
+        """
         self._most = most
         if isinstance(self._question, Retriable):
             self._question.allow_answers(most)
 
     def observe(self, agent: str) -> str:
-        """Return the tools and the question, then the results of the agent's last calls."""
+        """Return the observation of an agent: first the tools and the question, and later the results of the agent's last calls."""
         return self._users[agent].reads
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that have not answered and have turns left."""
+        """Return the agents that have not answered yet and have turns left."""
         if self._over:
             return ()
         # If several answers are allowed, all agents continue after an incorrect answer.
@@ -204,10 +209,10 @@ class ToolsState(Retriable):
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Execute the calls in these texts; raise EpisodeError for an agent that is unknown or has finished.
+        """Execute the tool calls in the texts. Raises EpisodeError if an agent is unknown or may not move any more.
 
-        If there is a `final` text, the texts are answers, with or without calls, and the episode ends. If several answers are allowed,
-        a `final` text with calls receives results like any other text, unless it is the last one that is allowed.
+        If there is a `final` text, the texts are answers, with or without calls, and the episode ends. If several answers are
+        allowed, a `final` text with calls receives results like any other text, unless it is the last allowed text.
         """
         require_agents(actions, self._users)
         for agent in actions:
@@ -286,7 +291,7 @@ class ToolsState(Retriable):
         user.reads = results[0] if len(results) == 1 else "\n\n".join(named)
 
     def outcome(self) -> Outcome:
-        """Return the question's outcome; an agent that acted without an answer receives 0."""
+        """Return the outcome of the question. An agent that acted but did not answer receives the reward 0."""
         ended = self._question.outcome()
         acted = {agent: user for agent, user in self._users.items() if user.turns or user.answer is not None}
         silent = {agent: 0.0 for agent, user in acted.items() if user.answer is None}
@@ -308,7 +313,7 @@ class ToolsState(Retriable):
         )
 
     async def close(self) -> None:
-        """Free the tools and the question; if one of them fails, the others are still freed."""
+        """Close the tools and the episode of the question. If closing one of them fails, all others are still closed."""
         async with AsyncExitStack() as held:
             held.push_async_callback(self._question.close)
             for user in self._users.values():

@@ -1,7 +1,7 @@
-"""Tasks for tools with effects: sums, programs, facts to look up, notes to write, a calendar to change.
+"""Generated tasks for tools: expressions, programs, facts to look up, notes to write, and changes to a calendar.
 
-Tasks are generated from a seed, with documents, notes and events that only the tools contain. The result is graded: it is a number,
-or the final state of the notes or the calendar, which must contain no other change.
+Tasks are generated from a seed. The documents, notes and events of a task are available only through the tools. The graded result
+of a task is a number, or the final state of the notes or the calendar, which must contain no other change.
 """
 
 from __future__ import annotations
@@ -48,38 +48,39 @@ from kapelle.types import Json, Message, Split, Task
 ToolKind = Literal["calculator", "python", "search", "notes", "calendar"]
 KINDS: tuple[ToolKind, ...] = ("calculator", "python", "search", "notes", "calendar")
 FOUND = 3
-"""Number of passages that a search returns."""
+"""The number of passages that a search returns."""
 
 
 class ToolTasks(CallSettings, Graded, Answerable, Scripted, Reporting):
-    """Tasks for a calculator, Python, search, notes and a calendar; every agent has separate tools."""
+    """Tasks for a calculator, Python, search, notes and a calendar. Every agent has its own tools."""
 
     name: Literal["tool_tasks"] = "tool_tasks"
     kinds: tuple[ToolKind, ...] = Field(default=KINDS, min_length=1)
-    """Kinds of tasks, drawn uniformly; agents have the tools for all kinds."""
+    """The kinds of tasks. The kind of each task is sampled uniformly. Agents have the tools for all kinds."""
     difficulty: Annotated[Difficulty, up_to(3)] = (1, 3)
-    """Easiest and hardest level, from 1 to 3."""
+    """The minimum and maximum difficulty, from 1 to 3."""
     seed: int = 0
-    """A different seed gives different tasks in a different order, with the same split."""
+    """The seed of the task generator. Different seeds generate different tasks in a different order, but the split of a task does not
+    depend on the seed."""
     python: Python = Python()
-    """The Python interpreter and its sandbox, as in the environment `tools`."""
+    """Settings of the Python interpreter and its sandbox, as in the environment `tools`."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("hash", "last_box", "last_number"), min_length=1)
     """Rules that extract a number from an agent's answer."""
     flaws: Flaws = Field(default_factory=dict)
-    """Agent → share of its demonstrations without any call."""
+    """Mapping from an agent to the fraction of its demonstrations that contain no tool call."""
 
     @property
     def answers(self) -> Answers:
-        """One number; tasks with notes or events have no answer."""
+        """The grader of answers. An answer is one number. Tasks with notes or events have no answer."""
         return numbers(self.extraction)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the generated tasks; a hash of a task's text decides its split."""
+        """Descriptions of the generated tasks of each split. A hash of the text of a task determines its split."""
         return describe(f"tasks for tools ({', '.join(self.kinds)})", self.difficulty)
 
     def size(self, split: Split) -> int | None:
-        """Return None: the supply of tasks is endless."""
+        """Return None, because the number of tasks is unlimited."""
         return None
 
     def task(self, split: Split, index: int) -> Task:
@@ -87,31 +88,31 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Reporting):
         return draw_task(self.name, self.seed, split, index, self.difficulty, self.problem)
 
     def extract(self, text: str) -> str | None:
-        """Return the number in an answer; None if it has none."""
+        """Return the number in an answer, or None if the answer contains no number."""
         return self.answers.normal_form(text)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise SandboxError if Python's sandbox is needed but unavailable, and ConfigError if `flaws` names an unknown agent."""
+        """Raise SandboxError if the sandbox for Python is needed but unavailable, and ConfigError if `flaws` names an unknown agent."""
         check_flaws(self.flaws, agents)
         if "python" in self.kinds:
             self.python.check()
 
     def descriptors(self, agents: int) -> int:
-        """Return the largest number of descriptors that the interpreters of one episode hold open."""
+        """Return the maximum number of descriptors that the Python interpreters of one episode hold open."""
         return agents * Python.descriptors if "python" in self.kinds else 0
 
     def problem(self, draw: random.Random, level: int) -> Problem:
-        """Return a task of one of the kinds."""
+        """Return a random task of a random kind."""
         kind = draw.choice(self.kinds)
         question, data = MAKERS[kind](draw, level)
         return Problem(question, {"kind": kind, **data}, question)
 
     def about(self, task: Task) -> Mapping[str, Json]:
-        """Return the task's kind and difficulty."""
+        """Return the kind and the difficulty of the task."""
         return {"kind": task.data["kind"], "difficulty": task.data["difficulty"]}
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ToolsState:
-        """Start an episode, with separate tools for each agent."""
+        """Start an episode and return its state. Each agent has its own tools."""
         boxes = {agent: self._open(task) for agent in agents}
         first = next(iter(boxes.values()))
         schemas: list[ToolSchema] = [tool.schema for box in first.values() for tool in box.tools]
@@ -119,7 +120,7 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Reporting):
         return ToolsState(state, {agent: list(own.values()) for agent, own in boxes.items()}, schemas, self)
 
     def _open(self, task: Task) -> dict[ToolKind, Toolbox]:
-        """Return the tools of one agent, with the task's documents, notes and events."""
+        """Return the tools of one agent, filled with the documents, notes and events of the task."""
         data = task.data
         opened: dict[ToolKind, Toolbox] = {}
         for kind in self.kinds:
@@ -141,7 +142,10 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Reporting):
         return opened
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the calls of the next step and, after the last step, the answer; a flawed demonstration guesses without calls."""
+        """Return the tool calls of the next step or, after the last step, the answer.
+
+        A flawed demonstration guesses the answer without tool calls.
+        """
         data, last = task.data, messages[-1].content if messages else ""
         if flawed(self.flaws, agent, seed):
             guess = self.answers.written(str(random.Random(seed).randint(0, 99)))
@@ -161,7 +165,7 @@ class ToolTasks(CallSettings, Graded, Answerable, Scripted, Reporting):
 
 @lru_cache(maxsize=64)
 def _index(texts: tuple[tuple[str, str], ...]) -> CorpusIndex:
-    """Return the index of a task's documents, which the episodes of a group share."""
+    """Return the search index of a task's documents. The episodes of a group share this index."""
     return CorpusIndex([Passage(title, text) for title, text in texts])
 
 
@@ -170,7 +174,7 @@ def _search(texts: tuple[tuple[str, str], ...], query: str, count: int) -> Seque
 
 
 class ToolTaskState(BaseState):
-    """An episode of a task; it ends with the first answers, and the state of each agent's tools is graded."""
+    """The state of an episode of one task. The first answers end the episode, and the state of each agent's tools is graded."""
 
     def __init__(
         self, settings: ToolTasks, task: Task, boxes: Mapping[str, Mapping[ToolKind, Toolbox]]
@@ -180,7 +184,7 @@ class ToolTaskState(BaseState):
         self._why: dict[str, Json] = {}
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Grade the numbers of these agents or the state of their tools; a `final` number is the team's answer."""
+        """Grade the numbers in the agents' texts or the state of their tools. A number in `final` is the answer of the team."""
         if self.over:
             raise EpisodeError("The task has already been answered. An episode allows one step.")
         require_agents(actions, self.agents, "answered")
@@ -217,13 +221,13 @@ class ToolTaskState(BaseState):
         return Grade(0.0, None, f"The {data['kind']} contains {left!r:.200} in place of {wanted!r:.200}.")
 
     def outcome(self) -> Outcome:
-        """Return the scores; an episode without an answer is truncated and has success 0."""
+        """Return the outcome with the scores as rewards. An episode without an answer is truncated and has success 0."""
         info = {**self._settings.about(self.task), "explanations": self._why}
         return Outcome(self.rewards, self.success if self.over else 0.0, info, truncated=not self.over)
 
 
 def _lines(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return texts as stripped lines, so that a line break at the end has no effect."""
+    """Return the lines of each text without surrounding whitespace, so that a line break at the end has no effect on the comparison."""
     return {path: [line.strip() for line in text.strip().splitlines()] for path, text in texts.items()}
 
 
@@ -248,7 +252,7 @@ def _step(shows: str, *calls: dict[str, Json]) -> dict[str, Json]:
 
 
 def calculator_task(draw: random.Random, level: int) -> Made:
-    """Return an expression: one operation, three in brackets, or a percentage or a quotient."""
+    """Return a task with an expression, which has one operation, three operations, or a percentage or quotient, depending on the level."""
     if level == 1:
         left, right = sorted((draw.randint(12, 99), draw.randint(12, 99)))
         text = expression = f"{left}*{right}"
@@ -267,7 +271,7 @@ def calculator_task(draw: random.Random, level: int) -> Made:
 
 
 def python_task(draw: random.Random, level: int) -> Made:
-    """Return a question that needs a loop: a sum of multiples, a count of primes, or the steps of a sequence."""
+    """Return a task that needs a loop: a sum of multiples, a count of prime numbers, or the length of a sequence."""
     low = draw.randint(10, 400)
     high = low + draw.randint(100, 400)
     if level == 1:
@@ -299,11 +303,11 @@ def python_task(draw: random.Random, level: int) -> Made:
 
 
 RIVERS = 5
-"""Number of rivers in the documents of one task, and also the number of towns."""
+"""The number of rivers, and also the number of towns, in the documents of one task."""
 
 
 def search_task(draw: random.Random, level: int) -> Made:
-    """Return a question about invented rivers and towns: one fact, two facts, or a chain of two."""
+    """Return a question about invented rivers and towns, which asks for one fact, the difference of two facts, or a chain of two facts."""
     names: dict[str, None] = {}
     while len(names) < 2 * RIVERS:
         names[
@@ -340,7 +344,7 @@ def search_task(draw: random.Random, level: int) -> Made:
 
 
 def notes_task(draw: random.Random, level: int) -> Made:
-    """Return a note to write: a given text, a part of another note, or a sum over several notes."""
+    """Return a task to write a note: a given text, a part of another note, or a sum over several notes."""
     if level == 1:
         person, gift, price = (
             draw.choice(_WORDS["people"]),
@@ -390,7 +394,7 @@ _FORM = "%Y-%m-%d %H:%M"
 
 
 def calendar_task(draw: random.Random, level: int) -> Made:
-    """Return a change to a calendar: create, move or cancel an event, or put an event into the first free time."""
+    """Return a task to change a calendar: to create, move or cancel an event, or to create an event at the first free time."""
     now = datetime(2031, 1, 6, 9) + timedelta(days=draw.randint(0, 700))  # noqa: DTZ001 (local time)
     day = (now + timedelta(days=1)).replace(hour=0)
     titles = draw.sample(_WORDS["events"], 4)

@@ -1,8 +1,8 @@
-"""Advantage estimators: relative to a comparison set, a running baseline, or a critic.
+"""Advantage estimators relative to a comparison set, a running baseline, or a critic.
 
-Shapes: B rows (trajectories, turns or sequences, each with one reward or return), G comparison sets, N rows of T steps (tokens
-or turns, time along T). The caller defines the comparison sets (a task, an agent, an agent's turn index) by int64 labels
-`group_B`. Everything is computed in floating point, over unmasked entries only.
+Shapes: B rows (trajectories, turns or sequences, each with one reward or return), G comparison sets, N rows of T steps
+(tokens or turns; T is the time axis). The caller defines the comparison sets by int64 labels `group_B`, for example one label
+per task, agent or turn index. All values are computed in floating point over unmasked entries.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from kapelle.runtime.on_demand import Tensor, torch
 
 
 class CriticAdvantage(NamedTuple):
-    """Advantages from a critic, and the critic's targets; both [N, T]."""
+    """Advantages from a critic and targets of the critic, both of shape [N, T]."""
 
     advantage_NT: Tensor
     target_NT: Tensor
 
 
 class BaselineAdvantage(NamedTuple):
-    """Advantages [B] relative to a running baseline, and the baseline (a scalar) after them."""
+    """Advantages [B] relative to a running baseline, and the updated baseline (a scalar)."""
 
     advantage_B: Tensor
     baseline: Tensor
 
 
 def group_scaled(reward_B: Tensor, group_B: Tensor, groups: int, *, eps: float = 1e-6) -> Tensor:
-    """Compute GRPO's advantage (R − mean_g)/(std_g + eps), std with ddof 1 → [B] (arXiv 2402.03300, §4.1.2).
+    """Return GRPO's advantage (R − mean_g)/(std_g + eps) as a tensor [B], with std of ddof 1 (arXiv:2402.03300, section 4.1.2).
 
-    A set without variance, or of one member, gives exactly 0.
+    The advantage is exactly 0 in a set with equal rewards or with only one member.
     """
     shifted_B, count_G = _above_least(reward_B, group_B, groups)
     mean_G = shifted_B.new_zeros(groups).index_add(0, group_B, shifted_B) / count_G.clamp(min=1)
@@ -43,9 +43,9 @@ def group_scaled(reward_B: Tensor, group_B: Tensor, groups: int, *, eps: float =
 
 
 def group_centred(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """Compute Dr.GRPO's advantage R − mean_g → [B] (arXiv 2503.20783, §3.2).
+    """Return Dr.GRPO's advantage R − mean_g as a tensor [B] (arXiv:2503.20783, section 3.2).
 
-    A set without variance, or of one member, gives exactly 0.
+    The advantage is exactly 0 in a set with equal rewards or with only one member.
     """
     shifted_B, count_G = _above_least(reward_B, group_B, groups)
     mean_G = shifted_B.new_zeros(groups).index_add(0, group_B, shifted_B) / count_G.clamp(min=1)
@@ -53,9 +53,9 @@ def group_centred(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
 
 
 def leave_one_out(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """Compute RLOO's advantage R_j − mean of the set's other members → [B] (arXiv 2402.14740, §3.3).
+    """Return RLOO's advantage, R_j minus the mean of the set's other members, as a tensor [B] (arXiv:2402.14740, section 3.3).
 
-    A set without variance, or of one member, gives exactly 0.
+    The advantage is exactly 0 in a set with equal rewards or with only one member.
     """
     shifted_B, count_G = _above_least(reward_B, group_B, groups)
     total_G = shifted_B.new_zeros(groups).index_add(0, group_B, shifted_B)
@@ -64,9 +64,9 @@ def leave_one_out(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
 
 
 def length_weighted_baseline(reward_B: Tensor, length_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """Compute OPO's advantage R − Σ len·R / Σ len over the set, lengths in tokens → [B] (arXiv 2505.23585).
+    """Return OPO's advantage R − Σ len·R / Σ len over the set, with lengths in tokens, as a tensor [B] (arXiv:2505.23585).
 
-    A set without variance, or of one member, gives exactly 0.
+    The advantage is exactly 0 in a set with equal rewards or with only one member.
     """
     shifted_B, _ = _above_least(reward_B, group_B, groups)
     length_B = length_B.to(shifted_B.dtype)
@@ -76,10 +76,10 @@ def length_weighted_baseline(reward_B: Tensor, length_B: Tensor, group_B: Tensor
 
 
 def running_baseline(reward_B: Tensor, baseline: Tensor, *, decay: float = 0.95) -> BaselineAdvantage:
-    """Compute RAE: for each reward in order b ← decay·b + (1 − decay)·R, A = R − b (SPIRAL, arXiv 2506.24119).
+    """Return RAE's advantages A = R − b, where each reward R in order first updates b to decay·b + (1 − decay)·R (arXiv:2506.24119).
 
-    There is one baseline per agent (and game): the caller passes one agent's rewards and stores the result. The new b
-    contains R, so A is decay·(R − the previous b). The authors' code subtracts the previous b.
+    There is one baseline per agent (and game): the caller passes the rewards of one agent and stores the updated baseline. R
+    is included in the new b, so A is decay·(R − the previous b). The authors' code of SPIRAL subtracts the previous b.
     """
     baseline = as_float(baseline)
     advantages: list[Tensor] = []
@@ -99,11 +99,11 @@ def gae(
     gamma: float | Tensor,
     lam: float,
 ) -> CriticAdvantage:
-    """Compute GAE: A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γV_{t+1} − V_t, targets A + V (arXiv 1506.02438, eq. 16).
+    """Compute GAE (arXiv:1506.02438, eq. 16) by the recurrence A_t = δ_t + γλ·A_{t+1} with δ_t = r_t + γV_{t+1} − V_t.
 
-    Steps are tokens (masked observation tokens are skipped) or turns (one value per turn). `bootstrap_N` is the value after
-    the last step: 0 if the row terminated, V if it was truncated. Rewards on masked steps do not count. The results are
-    detached.
+    The targets are A + V. Steps are tokens (masked observation tokens are skipped) or turns (one value per turn).
+    `bootstrap_N` is the value after the last step: 0 if the row terminated, or the critic's value if the row was truncated.
+    Rewards on masked steps are ignored. The results are detached.
     """
     value_NT = as_float(value_NT).detach()
     following_NT = next_value(value_NT, mask_NT, bootstrap_N.detach())
@@ -125,12 +125,12 @@ def vtrace(
     clip_c: float = 1.0,
     clip_policy_rho: float | None = 1.0,
 ) -> CriticAdvantage:
-    """Compute V-trace for stale samples: targets v_t and advantages ρ̄_t·(r_t + γ·v'_{t+1} − V_t) → [N, T].
+    """Compute V-trace targets v_t and advantages ρ̄_t·(r_t + γ·v'_{t+1} − V_t) [N, T] for stale samples.
 
-    arXiv 1802.01561, eq. 1: v_t = V_t + Σ_k γ^{k−t} (Π c) δ_k, δ = ρ̄(r + γV′ − V), ρ̄ = min(clip_rho, ρ),
-    c = λ·min(clip_c, ρ). In the advantage, v' is λ·v + (1 − λ)·V and ρ̄ is min(clip_policy_rho, ρ). With None, ρ̄ is
-    omitted, for a surrogate that multiplies by ρ itself. `log_ratio_NT` is log π − log π_b of the step. The results are
-    detached.
+    The targets are v_t = V_t + Σ_k γ^{k−t} (Π c) δ_k with δ = ρ̄(r + γV′ − V), ρ̄ = min(clip_rho, ρ) and c = λ·min(clip_c, ρ)
+    (arXiv:1802.01561, eq. 1). In the advantage, v' is λ·v + (1 − λ)·V and ρ̄ is min(clip_policy_rho, ρ). If `clip_policy_rho`
+    is None, ρ̄ is omitted from the advantage, as required by a surrogate that multiplies by ρ itself. `log_ratio_NT` is log π
+    − log π_b of each step. The results are detached.
     """
     ratio_NT = clamp_log_ratio(log_ratio_NT).exp().detach()
     value_NT, reward_NT = as_float(value_NT).detach(), as_float(reward_NT).detach()
@@ -147,32 +147,33 @@ def vtrace(
 
 
 def truncated_importance_weight(logp_trainer: Tensor, logp_sampler: Tensor, *, cap: float = 2.0) -> Tensor:
-    """Compute the weights of truncated importance sampling, min(cap, π_trainer/π_sampler), detached, elementwise.
+    """Return the detached weights of truncated importance sampling, min(cap, π_trainer/π_sampler), elementwise.
 
-    They correct the loss if sampler and trainer compute different log-probs from the same weights.
+    The weights correct the loss if sampler and trainer compute different log-probs from the same weights.
     """
     return token_log_ratio(logp_trainer, logp_sampler).exp().clamp(max=cap).detach()
 
 
 def importance_inliers(logp_trainer: Tensor, logp_sampler: Tensor, *, low: float, high: float) -> Tensor:
-    """Return whether π_trainer/π_sampler is in [low, high] → bool, elementwise; False marks outliers."""
+    """Return a bool tensor that states elementwise whether π_trainer/π_sampler is in [low, high]."""
     ratio = token_log_ratio(logp_trainer, logp_sampler).exp()
     return (ratio >= low) & (ratio <= high)
 
 
 def sum_then_normalise(reward_B: Tensor, trajectory_B: Tensor, player_B: Tensor, players: int) -> Tensor:
-    """Compute MARS' advantage: each turn's return-to-go (γ = 1), normalised over all turns of its player → [B].
+    """Return MARS' advantage as a tensor [B]: the return-to-go (γ = 1) of each turn, normalised over all turns of its player.
 
-    arXiv 2510.15414. Turns are in global time order. `trajectory_B` labels one player's turns in one episode, `player_B` the
-    player. A player with one turn in the batch gets 0.
+    The source is arXiv:2510.15414. Turns are in global time order. `trajectory_B` contains one label per player and episode,
+    and `player_B` one label per player. The advantage of a player with only one turn in the batch is 0.
     """
     return group_scaled(turn_return_to_go(reward_B, trajectory_B, 1.0), player_B, players)
 
 
 def normalise_then_sum(reward_B: Tensor, trajectory_B: Tensor, player_B: Tensor, players: int) -> Tensor:
-    """Compute MARS' advantage as its public code does: normalise rewards per player, then sum, then centre → [B].
+    """Return MARS' advantage [B] as computed in its public code: normalise rewards per player, then sum, then centre.
 
-    The centre is the mean of each player's *distinct* sums (equal within 1e-6), so a sum that many turns share counts once.
+    The sums of each player are centred on the mean of the player's *distinct* sums (with a tolerance of 1e-6), so a sum that
+    many turns have counts once.
     """
     normalised_B = group_scaled(reward_B, player_B, players)
     return_B = turn_return_to_go(normalised_B, trajectory_B, 1.0)
@@ -186,10 +187,10 @@ def normalise_then_sum(reward_B: Tensor, trajectory_B: Tensor, player_B: Tensor,
 
 
 def _above_least(reward_B: Tensor, group_B: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Return rewards minus their set's minimum → [B], and the sizes of the sets → int64 [G].
+    """Return the rewards minus the minimum of their set [B], and the sizes of the sets (int64 [G]).
 
-    Estimators that are invariant to a shift are computed from this, so that equal rewards become exactly 0. R − mean(R) leaves
-    a rounding error, which a division by a std near 0 would amplify.
+    Estimators that are invariant to a shift are computed from these differences, so that equal rewards become exactly 0. R −
+    mean(R) would leave a rounding error, which a division by a standard deviation near 0 would amplify.
     """
     reward_B = reward_B.to(torch.promote_types(reward_B.dtype, torch.float32))
     least_G = reward_B.new_full((groups,), torch.inf).scatter_reduce(0, group_B, reward_B, "amin")

@@ -1,12 +1,12 @@
-"""Calibration: probabilities from a verifier's scores, fitted on answers on which it was not trained.
+"""Calibrate verifiers: map scores of a verifier to probabilities, fitted on answers on which the verifier was not trained.
 
-`temperature` divides every score by one number (1706.04599, §4.2). It makes a verifier more or less confident, and a score
-of 0 still maps to ½. `isotonic` is the increasing step function of best fit (Zadrozny and Elkan 2002), interpolated
-linearly. It can also change the probability at a score of 0, which helps if training answers were balanced and the
-evaluated ones are not; it needs more answers to fit.
+The method `temperature` divides every score by one number (arXiv:1706.04599, section 4.2). The verifier becomes more or less
+confident, but a score of 0 still maps to a probability of ½. The method `isotonic` fits an increasing step function (Zadrozny
+and Elkan 2002), which is interpolated linearly. Isotonic calibration can also change the probability at a score of 0, which
+helps if the training answers were balanced and the evaluated answers are not. For the fit, `isotonic` needs more answers than
+`temperature`.
 
-Both preserve the order of scores, so the area under the curve does not decrease; isotonic can create ties. This module is
-plain Python.
+Both methods preserve the order of scores, but `isotonic` can create ties. This module uses only plain Python.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ Kind = Literal["none", "temperature", "isotonic"]
 
 
 def sigmoid(score: float) -> float:
-    """Return σ(score), without overflow."""
+    """Return the sigmoid σ(score) without overflow."""
     return 0.5 + 0.5 * math.tanh(0.5 * score)
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Mapping from scores to probabilities."""
+    """A mapping from scores to probabilities."""
 
     temperature: float = 1.0
-    """Divisor of scores; used without `points`."""
+    """The divisor of scores. This divisor is used if `points` is empty."""
     points: tuple[tuple[float, float], ...] = ()
-    """(score, probability), increasing in both; linear between points, constant beyond the outer ones."""
+    """Pairs (score, probability), in increasing order of both. The mapping is linear between two points and constant beyond
+    the first and the last point."""
 
     def probability(self, score: float) -> float:
         """Return the probability that an answer with this score is correct."""
@@ -53,11 +54,14 @@ class Calibration:
 
 
 UNCALIBRATED = Calibration()
-"""σ of the score."""
+"""The mapping of a verifier without calibration: the probability is σ(score)."""
 
 
 def read_calibration(row: Mapping[str, Any] | None) -> Calibration:
-    """Return the calibration from a `Calibration.row`; None gives σ. Raises KeyError, TypeError or ValueError for other values."""
+    """Return the calibration from the result of `Calibration.row`, or σ for None.
+
+    Raises KeyError, TypeError or ValueError for other values.
+    """
     if row is None:
         return UNCALIBRATED
     if row["kind"] == "isotonic":
@@ -66,7 +70,10 @@ def read_calibration(row: Mapping[str, Any] | None) -> Calibration:
 
 
 def fit_calibration(kind: Kind, scores: Sequence[float], right: Sequence[bool]) -> Calibration | None:
-    """Return the best fit to the share of correct answers; None for `none`, or if all answers are of one kind."""
+    """Return the calibration that fits the answers best.
+
+    Return None if `kind` is `none`, or if all answers are correct or all are incorrect.
+    """
     if kind == "none" or len(set(right)) < 2:
         return None
     if kind == "isotonic":
@@ -75,11 +82,12 @@ def fit_calibration(kind: Kind, scores: Sequence[float], right: Sequence[bool]) 
 
 
 COLDEST, HOTTEST = 0.05, 50.0
-"""Bounds of a temperature: it would be 0 for a perfect verifier, and unbounded for one at chance level."""
+"""The minimum and maximum temperature. Without bounds, the temperature would be 0 for a perfect verifier and infinite for a
+verifier at chance level."""
 
 
 def _temperature(scores: Sequence[float], right: Sequence[bool]) -> float:
-    """Return the temperature of lowest cross-entropy, which is convex in the inverse temperature."""
+    """Return the temperature with the lowest cross-entropy. The cross-entropy is convex in the inverse temperature."""
 
     def slope(inverse: float) -> float:
         return sum(
@@ -94,7 +102,10 @@ def _temperature(scores: Sequence[float], right: Sequence[bool]) -> float:
 
 
 def _isotonic(scores: Sequence[float], right: Sequence[bool]) -> tuple[tuple[float, float], ...]:
-    """Return the ends of the blocks that pooling of adjacent violators leaves, each with its block's share of correct answers."""
+    """Fit an increasing function by pooling adjacent violators.
+
+    Return the two ends of each block, each with the block's share of correct answers.
+    """
     ordered = sorted(zip(scores, right, strict=True))
     blocks: list[tuple[float, float, int, int]] = []  # first score, last score, correct answers, answers
     for score, equal in groupby(ordered, key=lambda each: each[0]):

@@ -1,7 +1,7 @@
-"""Histograms of a step's values, of bounded size, with bins that can be merged across steps.
+"""Compute histograms of the values of a step. Histograms have a bounded size, and their bins can be merged across steps.
 
-A bin is [k·2^e, (k + 1)·2^e) for integers k and e, so two neighbouring bins of one width can form a bin of twice the width.
-Histograms of different steps, each with the smallest bin width that fits, can therefore be converted to a common width
+A bin is an interval [k·2^e, (k + 1)·2^e) with integers k and e, so two neighbouring bins can form a bin of twice the width.
+Each histogram has the smallest bin width that fits. Histograms of different steps can be converted to a common bin width
 exactly, by adding counts.
 """
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 BINS = 32
-"""Maximum bins of a step's histogram."""
+"""The maximum number of bins of a histogram."""
 FINEST = -20
-"""Minimum exponent: the smallest width is 2^-20, about 1e-6."""
+"""The minimum exponent of a bin width. The smallest bin width is 2^-20, which is about 1e-6."""
 KINDS: Mapping[str, tuple[str, str, str]] = {
     "reward": ("reward of an episode from the environment, by agent", "reward", "Before the algorithm shares rewards. Two stripes: correct and incorrect. One stripe: all episodes have equal rewards."),
     "advantage": ("advantage of a token, by agent", "reward", "Advantage of each trained token. One stripe at 0: nothing is learned."),
@@ -30,27 +30,31 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "entropy": ("entropy at a token, in episodes with recorded credit", "nats", "Entropy of the distribution at each token under the updated weights, in the best and worst episodes (`record.credit_episodes`)."),
     "log_ratio": ("log importance ratio of a token, in episodes with recorded credit", "nats", "Log of the factor by which the update has changed each token's probability, in the best and worst episodes. PPO clips beyond ±0.2."),
 }  # fmt: skip
-"""Recorded distributions: the part of a name before the slash → what is counted, its unit, and how to read it."""
+"""Descriptions of the recorded distributions. The key is the part of the metric name before the slash; the value is a tuple
+of what is counted, its unit and how to interpret it."""
 TRACED = ("entropy", "log_ratio")
-"""Distributions of traced episodes only, which need a pass with the updated weights."""
+"""The distributions that are recorded only for traced episodes, because they need a pass with the updated weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of values in consecutive bins of one width."""
+    """A histogram: the counts of values in consecutive bins of equal width."""
 
     exponent: int
-    """e of the width 2^e."""
+    """The exponent e of the bin width 2^e."""
     first: int
-    """k of the first bin, which begins at k·2^e."""
+    """The number k of the first bin, which begins at k·2^e."""
     counts: tuple[int, ...]
 
     def row(self) -> list[Any]:
-        """Return the histogram as JSON."""
+        """Return the histogram as a list that can be stored as JSON."""
         return [self.exponent, self.first, list(self.counts)]
 
     def at(self, exponent: int) -> dict[int, int]:
-        """Return the counts by k in bins of the same or a larger width."""
+        """Return the counts in bins of width 2^exponent, as a mapping from bin numbers k to counts.
+
+        The width must not be smaller than that of the histogram.
+        """
         shift = exponent - self.exponent
         assert shift >= 0, "bins can be joined, not split"
         found: Counter[int] = Counter()
@@ -61,9 +65,9 @@ class Histogram:
 
 
 def histogram(values: ArrayLike, finest: int = FINEST) -> Histogram | None:
-    """Return the histogram of the finite values with the smallest width, at least 2^finest, that needs at most `BINS` bins.
+    """Return the histogram of the finite values with the smallest bin width (at least 2^finest) that needs at most `BINS` bins.
 
-    Returns None without finite values.
+    Returns None if there are no finite values.
     """
     import numpy as np  # not needed for reading histograms
 
@@ -88,7 +92,7 @@ def _place(value: float, exponent: int) -> int:
 
 
 def read_histogram(value: object) -> Histogram | None:
-    """Return the histogram from a `Histogram.row`; None for other values."""
+    """Return the histogram from the result of `Histogram.row`, or None for other values."""
     if not isinstance(value, list) or len(value) != 3:
         return None
     exponent, first, counts = value
@@ -100,7 +104,7 @@ def read_histogram(value: object) -> Histogram | None:
 
 
 def added(histograms: Sequence[Histogram]) -> Histogram:
-    """Return the histogram of the values of several histograms together."""
+    """Return the sum of several histograms."""
     total = stacked([histograms], BINS)
     assert total is not None, "at least one histogram is given"
     return Histogram(total.exponent, total.first, total.rows[0])
@@ -108,16 +112,19 @@ def added(histograms: Sequence[Histogram]) -> Histogram:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Histograms of ranges of steps in common bins."""
+    """Histograms of consecutive ranges of steps, with common bins."""
 
     exponent: int
     first: int
     rows: tuple[tuple[int, ...], ...]
-    """Counts of all bins, for each range of steps."""
+    """The counts of all bins for each range of steps."""
 
 
 def stacked(stretches: Sequence[Sequence[Histogram]], most: int = 48) -> HeatMap | None:
-    """Return the sum of the histograms of each range of steps, in at most `most` common bins; None without histograms."""
+    """Return the sum of the histograms of each range of steps, with at most `most` common bins.
+
+    Return None if there are no histograms.
+    """
     histograms = [each for stretch in stretches for each in stretch]
     if not histograms:
         return None

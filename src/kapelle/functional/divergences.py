@@ -1,7 +1,7 @@
-"""Log-probs and entropies from logits, and estimators of the divergence from a reference policy.
+"""Compute log-probs and entropies from logits, and estimate the divergence from a reference policy.
 
-Shapes: K tokens, V vocabulary. Everything is in nats and at least float32.
-Log-probs are those of the tempered distribution softmax(logits / temperature), from which tokens were sampled.
+Shapes: K tokens, V entries of the vocabulary. All values are in nats and have at least float32 precision. Log-probs are those
+of the tempered distribution softmax(logits / temperature), from which tokens were sampled.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ MAX_LOG_RATIO = 20.0
 
 
 class TokenStatistics(NamedTuple):
-    """Log-prob of each token under a policy [K], and the entropy of its distribution [K]."""
+    """The log-prob of each token under a policy [K], and the entropy of the policy's distribution at each token [K]."""
 
     logp_K: Tensor
     entropy_K: Tensor
 
 
 def kl_k1(logp: Tensor, logp_reference: Tensor) -> Tensor:
-    """Compute k1 = log π − log π_ref at sampled tokens, elementwise: unbiased for KL(π‖π_ref), can be negative.
+    """Return k1 = log π − log π_ref at sampled tokens, elementwise. The estimator k1 is unbiased for KL(π‖π_ref) and can be negative.
 
-    It is used for the penalty in the reward. As a loss its expected gradient is zero on-policy.
+    The estimator k1 is used for the KL penalty in the reward. As a loss, its expected gradient is zero on-policy.
     """
     return as_float(logp) - as_float(logp_reference).detach()
 
 
 def kl_k2(logp: Tensor, logp_reference: Tensor) -> Tensor:
-    """Compute k2 = ½(log π − log π_ref)² at sampled tokens, elementwise; its expected gradient is that of KL(π‖π_ref)."""
+    """Return k2 = ½(log π − log π_ref)² at sampled tokens, elementwise. The expected gradient of k2 is that of KL(π‖π_ref)."""
     return 0.5 * kl_k1(logp, logp_reference).square()
 
 
 def kl_k3(logp: Tensor, logp_reference: Tensor) -> Tensor:
-    """Compute k3 = exp(d) − d − 1, d = log π_ref − log π, at most 10; elementwise, never negative.
+    """Return k3 = exp(d) − d − 1 with d = log π_ref − log π, elementwise. The estimator k3 is at least 0 and is clamped to at most 10.
 
-    Its value is unbiased for KL(π‖π_ref) up to the bound (GRPO, arXiv 2402.03300, eq. 4). As a loss, its expected on-policy
-    gradient is that of KL(π_ref‖π); k2 has the gradient of KL(π‖π_ref). The gradient is 0 beyond the bound, which d reaches at
-    2.60 and at −11.0.
+    Except for the bound, k3 is an unbiased estimate of KL(π‖π_ref) (GRPO, arXiv:2402.03300, eq. 4). As a loss, the expected
+    on-policy gradient of k3 is that of KL(π_ref‖π), whereas k2 has the gradient of KL(π‖π_ref). Beyond the bound, which is
+    reached at d = 2.60 and d = −11.0, the gradient is 0.
     """
     d = (as_float(logp_reference).detach() - as_float(logp)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     # Near 0, expm1(d) − d keeps twice as many digits as exp(d) − d − 1.
@@ -48,17 +48,18 @@ def kl_k3(logp: Tensor, logp_reference: Tensor) -> Tensor:
 
 
 def kl_reweighted(logp: Tensor, logp_other: Tensor, log_ratio: Tensor) -> Tensor:
-    """Compute ρ·(log π − log ν) − ρ + 1 at tokens of another policy, with log ρ = log π/π_sampler as `log_ratio`; elementwise.
+    """Return ρ·(log π − log ν) − ρ + 1 at tokens of another policy, elementwise. `log_ratio` is log ρ = log π/π_sampler.
 
-    Under the sampler, its expectation is KL(π‖ν) and its expected gradient that of KL(π‖ν), however far π is from the sampler.
-    Because E[ρ] = 1, the terms −ρ + 1 only reduce the variance. The result is never negative if ν is the sampler.
+    For tokens of the sampler, the expectation of this term is KL(π‖ν) and its expected gradient is that of KL(π‖ν), however
+    far π is from the sampler. Because E[ρ] = 1, the terms −ρ + 1 only reduce the variance. The result is at least 0 if ν is
+    the sampler.
     """
     ratio = torch.exp(log_ratio)
     return ratio * kl_k1(logp, logp_other) - ratio + 1.0
 
 
 def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Compute the entropy −Σ p log p of softmax(logits / temperature) over the last axis, [..., V] → [...].
+    """Return the entropy −Σ p log p of softmax(logits / temperature) over the last axis. `logits` [..., V] give entropies [...].
 
     Logits of −inf (forbidden tokens) have probability 0 and do not affect the value or the gradient.
     """
@@ -68,7 +69,10 @@ def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 
 
 def token_logprobs(logits: Tensor, token: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Return the log-prob of each token under softmax(logits / temperature), [..., V] and int64 [...] → [...]."""
+    """Return the log-prob of each token under softmax(logits / temperature).
+
+    The shapes are `logits` [..., V], `token` (int64) [...] and the result [...].
+    """
     assert logits.shape[:-1] == token.shape, f"logits {logits.shape} and tokens {token.shape} do not match"
     logits = as_float(logits) / temperature
     chosen = logits.gather(-1, token.unsqueeze(-1)).squeeze(-1)

@@ -1,7 +1,7 @@
-"""Value decomposition: mixing agents' utilities, credit from the mix, and target networks.
+"""Functions for value decomposition: mix the utilities of agents, compute credit from the mix, and update target networks.
 
-Shapes: B rows (a round of an episode), A agents, H mixing units. `acted_BA` is 1 if an agent has a turn in the round; otherwise the
-mix excludes its utility, and its credit is 0.
+Shapes: B rows (a round of an episode), A agents, H mixing units. `acted_BA` is 1 if an agent has a turn in the round.
+Otherwise, the mix excludes the agent's utility, and the agent's credit is 0.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from kapelle.runtime.on_demand import Tensor, torch
 
 
 def vdn_mix(utility_BA: Tensor, acted_BA: Tensor) -> Tensor:
-    """Compute VDN's Q_tot = Σ_i Q_i over the last axis, [..., A] → [...] (arXiv 1706.05296, eq. 2).
+    """Return VDN's Q_tot = Σ_i Q_i, the sum over the last axis (arXiv:1706.05296, eq. 2).
 
-    With values per position in place of utilities, this is the token form Σ_i V_i.
+    If the inputs are values per position instead of utilities, the result is the token-level sum Σ_i V_i.
     """
     return keep_masked(utility_BA, acted_BA).sum(dim=-1)
 
@@ -23,9 +23,9 @@ def vdn_mix(utility_BA: Tensor, acted_BA: Tensor) -> Tensor:
 def qmix_mix(
     utility_BA: Tensor, acted_BA: Tensor, w1_BAH: Tensor, b1_BH: Tensor, w2_BH: Tensor, value_B: Tensor
 ) -> Tensor:
-    """Compute QMIX's Q_tot = |W2|·ELU(|W1|·Q + b1) + V → [B], monotone in every Q_i (arXiv 1803.11485, §4.1).
+    """Return QMIX's Q_tot = |W2|·ELU(|W1|·Q + b1) + V [B], which is monotonic in every Q_i (arXiv:1803.11485, section 4.1).
 
-    The weights are the signed outputs of the hypernetworks; this function takes their absolute values.
+    The weights are the signed outputs of the hypernetworks; this function computes their absolute values.
     """
     utility_BA = keep_masked(utility_BA, acted_BA)
     hidden_BH = torch.nn.functional.elu(torch.einsum("ba,bah->bh", utility_BA, w1_BAH.abs()) + b1_BH)
@@ -33,7 +33,7 @@ def qmix_mix(
 
 
 def group_mean_utility(utility_BA: Tensor, acted_BA: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """Return, for each row, the mean of each agent's utility over the set's rows in which it acted → [B, A]."""
+    """Return, for each row, the mean utility of each agent over the rows of the set in which the agent acted, as a tensor [B, A]."""
     columns = [
         segment_mean(utility_B, acted_B, group_B, groups)[group_B]
         for utility_B, acted_B in zip(utility_BA.unbind(1), acted_BA.unbind(1), strict=True)
@@ -44,10 +44,10 @@ def group_mean_utility(utility_BA: Tensor, acted_BA: Tensor, group_B: Tensor, gr
 def difference_credit(
     mix: Callable[[Tensor], Tensor], utility_BA: Tensor, acted_BA: Tensor, baseline_BA: Tensor
 ) -> Tensor:
-    """Compute credit_i = Q_tot(Q) − Q_tot(Q with Q_i replaced by its baseline) → [B, A], detached.
+    """Return the credit Q_tot(Q) − Q_tot(Q with Q_i replaced by its baseline) of each agent i, as a detached tensor [B, A].
 
-    `mix` maps utilities [B, A] to Q_tot [B] with everything else (state, mask) fixed. The baseline is `group_mean_utility`.
-    Credit is 0 for an agent whose turn makes no difference, and has one scale for all agents.
+    The function `mix` maps utilities [B, A] to Q_tot [B], with everything else (state, mask) fixed. The baseline is
+    `group_mean_utility`. The credit is 0 for an agent whose turn makes no difference, and has the same scale for all agents.
     """
     utility_BA, baseline_BA = as_float(utility_BA).detach(), as_float(baseline_BA).detach()
     total_B = mix(utility_BA)
@@ -62,15 +62,16 @@ def difference_credit(
 def explained_by_others(
     mix: Callable[[Tensor, Tensor, Tensor], Tensor], utility_NA: Tensor, acted_NA: Tensor, after_NAA: Tensor
 ) -> Tensor:
-    """Compute a baseline: the part of a row's difference from its set that the other agents explain → [N, A], detached.
+    """Return a baseline: the part of a row's difference from its set that the other agents explain, as a detached tensor [N, A].
 
-    For row n and agent i it is B_n − mean_m B_m over the rows m in which i acted. B_m is the mean of Q_tot of row m over all
-    utilities that i had in rows other than n, each in place of its own. Agents that acted after i are excluded
-    (`after_NAA[m, i, j]` = 1: j's turn can depend on i's). The result is independent of i's action in row n, so it can be
-    subtracted from a return without changing the expected gradient.
+    For row n and agent i, the baseline is B_n − mean_m B_m over the rows m in which i acted. B_m is the mean of Q_tot of row
+    m when the utility of i is replaced by each of its utilities in rows other than n. Agents that acted after i are excluded,
+    because their turns can depend on i's turn (`after_NAA[m, i, j]` is 1 if agent j acted after i in row m). The baseline is
+    independent of i's action in row n, so it can be subtracted from a return without changing the expected gradient.
 
-    B_m is the mean of the mix, not the mix of the mean utility; for a nonlinear mix the two differ. `mix` maps utilities [K, A],
-    the mask of agents in the mix [K, A], and the rows [K] whose state is used, to Q_tot [K]. A set of one gives 0.
+    B_m is the mean of mixes, not the mix of the mean utility, which is different if the mix is nonlinear. The function `mix`
+    maps utilities [K, A], the mask of agents in the mix [K, A], and the rows [K] whose states are used, to Q_tot [K]. The
+    baseline is 0 in a set with one row.
     """
     utility_NA = as_float(utility_NA).detach()
     rows, agents = utility_NA.shape
@@ -90,20 +91,23 @@ def explained_by_others(
 
 
 def mean_of_others(x_MN: Tensor, acted_MN: Tensor) -> Tensor:
-    """Return, for each entry, the mean of its row's other entries that are 1 in `acted_MN` → [M, N]; 0 if there are none."""
+    """Return, for each entry, the mean of the other entries of its row that are 1 in `acted_MN`. The mean is 0 if there are none."""
     x_MN, acted_MN = keep_masked(x_MN, acted_MN), acted_MN.to(x_MN.dtype)
     return (x_MN.sum(1, keepdim=True) - x_MN) / (acted_MN.sum(1, keepdim=True) - acted_MN).clamp(min=1)
 
 
 def copied(online: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a copy of a network's tensors, the start of a target network."""
+    """Return a copy of the tensors of a network, from which a target network starts."""
     return {name: tensor.detach().clone() for name, tensor in online.items()}
 
 
 def soft_update(
     target: Mapping[str, Tensor], online: Mapping[str, Tensor], *, tau: float
 ) -> dict[str, Tensor]:
-    """Return (1 − τ)·target + τ·online; integer tensors are copied. Raises AssertionError if the names differ."""
+    """Return (1 − τ)·target + τ·online for each tensor; integer tensors are copied from `online`.
+
+    Raises AssertionError if the names differ.
+    """
     assert target.keys() == online.keys(), f"names differ: {sorted(target.keys() ^ online.keys())}"
     return {
         name: tensor.detach().lerp(online[name].detach(), tau)
@@ -116,6 +120,6 @@ def soft_update(
 def periodic_update(
     target: Mapping[str, Tensor], online: Mapping[str, Tensor], *, step: int, period: int
 ) -> dict[str, Tensor]:
-    """Return a copy of the online tensors at every step that `period` divides, otherwise the target."""
+    """Return a copy of the online tensors if `step` is a multiple of `period`, and the target tensors otherwise."""
     assert target.keys() == online.keys(), f"names differ: {sorted(target.keys() ^ online.keys())}"
     return copied(online) if step % period == 0 else dict(target)

@@ -1,8 +1,8 @@
-"""Policy-gradient losses: log-ratios at three levels, and clipped surrogates over any of them.
+"""Policy-gradient losses: log-ratios at three levels, and clipped surrogates that work at any of these levels.
 
-Shapes: K packed tokens, S segments (sequences or turns: one completion each). The surrogates are elementwise, for tokens [K]
-or [N, T] and turns [S]; the level is determined by the log-ratio. Everything is in nats. Behaviour log-probs, advantages and
-factors are constants without gradient.
+Shapes: K packed tokens, S segments (sequences or turns, which are one completion each). The surrogates are elementwise
+functions of tokens [K] or [N, T], or of turns [S]; the log-ratio determines the level. All log-probs and log-ratios are in
+nats. Behaviour log-probs, advantages and factors are constants without gradient.
 
 Padding can have any *finite* log-prob: the aggregation gives it a gradient of 0, but 0 times the slope of a loss at NaN or
 −inf is NaN.
@@ -19,9 +19,10 @@ MAX_LOG_RATIO = 20.0
 
 
 class SurrogateTerms(NamedTuple):
-    """A loss to minimise and, of the same shape, whether clipping has removed its gradient (1.0) or not (0.0).
+    """A loss to minimise, and a mask of the same shape that is 1.0 where clipping has removed the gradient and 0.0 elsewhere.
 
-    The masked mean of `clipped` is the clip share. A soft gate removes a part of the gradient, between 0 and 1.
+    The masked mean of `clipped` is the clip share. For a soft gate, the mask is the share of the gradient that is removed,
+    between 0 and 1.
     """
 
     loss: Tensor
@@ -29,19 +30,19 @@ class SurrogateTerms(NamedTuple):
 
 
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
-    """Clamp log-ratios to ±20 nats, which keeps sums of exp in the range of float32."""
+    """Clamp log-ratios to ±20 nats, so that sums of their exponentials stay in the range of float32."""
     return as_float(log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def token_log_ratio(logp: Tensor, logp_behaviour: Tensor) -> Tensor:
-    """Compute log ρ_k = log π(token) − log π_b(token), clamped to ±20; elementwise, any shape."""
+    """Return log ρ_k = log π(token) − log π_b(token), clamped to ±20, for tensors of any shape."""
     return clamp_log_ratio(as_float(logp) - as_float(logp_behaviour).detach())
 
 
 def turn_log_ratio(
     logp_K: Tensor, logp_behaviour_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int
 ) -> Tensor:
-    """Compute log ρ of a whole turn as one action, Σ_k log ρ_k, the sum clamped to ±20 → [S]."""
+    """Return the log-ratio Σ_k log ρ_k of each turn as one action, with the sum clamped to ±20, as a tensor [S]."""
     difference_K = as_float(logp_K) - as_float(logp_behaviour_K).detach()
     return clamp_log_ratio(segment_sum(difference_K, mask_K, segment_K, segments))
 
@@ -49,9 +50,9 @@ def turn_log_ratio(
 def sequence_log_ratio(
     logp_K: Tensor, logp_behaviour_K: Tensor, mask_K: Tensor, segment_K: Tensor, segments: int
 ) -> Tensor:
-    """Compute the log of GSPO's ratio, the mean of log ρ_k over a completion's tokens, clamped to ±20 → [S].
+    """Return the log of GSPO's ratio: the mean of log ρ_k over the tokens of a completion, clamped to ±20, as a tensor [S].
 
-    arXiv 2507.18071, eq. 7. It is also the `token_mean` ratio of a turn.
+    The source is arXiv:2507.18071, eq. 7. The result is also the `token_mean` ratio of a turn.
     """
     difference_K = as_float(logp_K) - as_float(logp_behaviour_K).detach()
     return clamp_log_ratio(segment_mean(difference_K, mask_K, segment_K, segments))
@@ -60,9 +61,10 @@ def sequence_log_ratio(
 def clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float
 ) -> SurrogateTerms:
-    """Compute PPO's clipped surrogate −min(ρA, clip(ρ, 1 − clip_low, 1 + clip_high)·A), elementwise.
+    """Return PPO's clipped surrogate −min(ρA, clip(ρ, 1 − clip_low, 1 + clip_high)·A), elementwise.
 
-    arXiv 1707.06347, eq. 7; asymmetric bounds: arXiv 2503.14476, eq. 10. A ratio equal to a bound is not clipped.
+    The sources are arXiv:1707.06347, eq. 7, and arXiv:2503.14476, eq. 10, for asymmetric bounds. A ratio equal to a bound is
+    not clipped.
     """
     ratio = torch.exp(log_ratio)
     advantage = as_float(advantage).detach()
@@ -75,9 +77,9 @@ def clipped_surrogate(
 def dual_clipped_surrogate(
     log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float, dual_clip: float = 3.0
 ) -> SurrogateTerms:
-    """Compute the clipped surrogate, where the loss for A < 0 is bounded by dual_clip·|A|, elementwise.
+    """Return the clipped surrogate with the loss for A < 0 bounded by dual_clip·|A|, elementwise.
 
-    arXiv 1912.09729, dual-clip PPO: max(min(ρA, clip(ρ)A), cA) for A < 0, with c = `dual_clip` > 1.
+    For A < 0, dual-clip PPO maximises max(min(ρA, clip(ρ)A), cA) with c = `dual_clip` > 1 (arXiv:1912.09729).
     """
     assert dual_clip > 1.0, f"dual_clip {dual_clip} would bound on-policy losses"
     inner = clipped_surrogate(log_ratio, advantage, clip_low=clip_low, clip_high=clip_high)
@@ -92,9 +94,10 @@ def dual_clipped_surrogate(
 def cispo(
     logp: Tensor, log_ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float
 ) -> SurrogateTerms:
-    """Compute CISPO's loss −sg[clip(ρ, 1 − clip_low, 1 + clip_high)]·A·log π, elementwise.
+    """Return CISPO's loss −sg[clip(ρ, 1 − clip_low, 1 + clip_high)]·A·log π, elementwise, where sg is the stop-gradient.
 
-    arXiv 2506.13585, eq. 4. Clipping bounds a token's weight and keeps its gradient; `clipped` marks bounded weights.
+    The source is arXiv:2506.13585, eq. 4. Clipping bounds the weight of a token and keeps its gradient; `clipped` marks
+    bounded weights.
     """
     ratio = torch.exp(log_ratio).detach()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -105,10 +108,11 @@ def cispo(
 def soft_gated_surrogate(
     log_ratio: Tensor, advantage: Tensor, *, tau_positive: float, tau_negative: float
 ) -> SurrogateTerms:
-    """Compute SAPO's loss −(4/τ)·σ(τ·(ρ − 1))·A, τ = `tau_positive` for A > 0, else `tau_negative`; elementwise.
+    """Return SAPO's loss −(4/τ)·σ(τ·(ρ − 1))·A, elementwise, where τ is `tau_positive` for A > 0 and `tau_negative` otherwise.
 
-    arXiv 2511.20347. Its gradient by log π is −4σ(1 − σ)·ρ·A. At ρ = 1 this is the gradient of −ρA; it decreases smoothly on both
-    sides, faster for larger τ. `clipped` is the part that the gate removes, 1 − 4σ(1 − σ).
+    The source is arXiv:2511.20347. The gradient with respect to log π is −4σ(1 − σ)·ρ·A. At ρ = 1 it equals the gradient of
+    −ρA, and on both sides the factor 4σ(1 − σ) decreases smoothly, faster for larger τ. `clipped` is the share of the
+    gradient that the gate removes, 1 − 4σ(1 − σ).
     """
     advantage = as_float(advantage).detach()
     tau = torch.where(advantage > 0, tau_positive, tau_negative)
@@ -127,9 +131,10 @@ def off_policy_mask(
     *,
     threshold: float,
 ) -> Tensor:
-    """Return whether off-policy sequence masking removes a token → bool [K] (DeepSeek-V3.2, arXiv 2512.02556).
+    """Return a bool tensor [K] of the tokens that off-policy sequence masking removes (DeepSeek-V3.2, arXiv:2512.02556).
 
-    It removes tokens with A < 0 in completions whose mean log-prob per token is more than `threshold` nats below the sampler's.
+    A token is removed if A < 0 and the mean log-prob per token of its completion is more than `threshold` nats below that of
+    the sampler.
     """
     with torch.no_grad():
         far_S = sequence_log_ratio(logp_K, logp_behaviour_K, mask_K, segment_K, segments) < -threshold
@@ -137,18 +142,20 @@ def off_policy_mask(
 
 
 def policy_gradient(logp: Tensor, log_ratio: Tensor, advantage: Tensor) -> Tensor:
-    """Compute the policy-gradient loss −sg[ρ]·A·log π, elementwise; its gradient is that of the unclipped surrogate −ρA.
+    """Return the policy-gradient loss −sg[ρ]·A·log π, elementwise, where sg is the stop-gradient.
 
-    arXiv 1602.01783, section 4, with ρ for samples from other weights.
+    The gradient equals that of the unclipped surrogate −ρA. The source is arXiv:1602.01783, section 4; ρ is added for samples
+    from other weights.
     """
     return -torch.exp(log_ratio).detach() * as_float(advantage).detach() * as_float(logp)
 
 
 def happo_factor(factor_S: Tensor, log_ratio_S: Tensor, acted_S: Tensor) -> Tensor:
-    """Compute M·ρ with the ratio of the agent that was just updated → [S], detached.
+    """Return HAPPO's factor M multiplied by the ratio ρ of the agent that was just updated, as a detached tensor [S].
 
-    arXiv 2109.11251, §4.2: M^{m+1} = ρ_new^{i_m}·M^m. `log_ratio_S` is that agent's log-ratio per turn, after its update, to the
-    policy that sampled. If `acted_S` is 0, it has no turn in the round and contributes 1.
+    The recursion is M^{m+1} = ρ_new^{i_m}·M^m (arXiv:2109.11251, section 4.2). `log_ratio_S` is the agent's log-ratio per
+    turn between its updated policy and the policy that sampled. If `acted_S` is 0, the agent has no turn in the round and its
+    ratio counts as 1.
     """
     ratio_S = torch.where(acted_S.bool(), torch.exp(clamp_log_ratio(log_ratio_S)), 1.0)
     return (as_float(factor_S) * ratio_S).detach()

@@ -1,6 +1,6 @@
-"""Losses on pairs and labels: DPO, IPO, Bradley–Terry and binary cross-entropy.
+"""Losses over pairs and labels, including DPO, IPO, Bradley–Terry and binary cross-entropy.
 
-Shapes: N pairs, each a chosen and a rejected completion; B scored items. Log-probs are those of whole completions, in nats.
+Shapes: N pairs of a chosen and a rejected completion, B scored items. Log-probs are those of whole completions, in nats.
 Reference log-probs are constants without gradient.
 """
 
@@ -13,9 +13,9 @@ from kapelle.runtime.on_demand import Tensor, torch
 
 
 class PreferenceLoss(NamedTuple):
-    """A loss per pair [N] to minimise, and the margin of the chosen side [N], detached.
+    """The loss of each pair [N], and the detached margin of the chosen side [N].
 
-    The share of positive margins is the accuracy.
+    The share of positive margins is the preference accuracy.
     """
 
     loss_N: Tensor
@@ -31,10 +31,10 @@ def dpo_loss(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> PreferenceLoss:
-    """Compute DPO's loss on log-probs *summed* over each completion (arXiv 2305.18290, eq. 7); margin β·Δ.
+    """Return DPO's loss for log-probs *summed* over each completion, with the margin β·Δ (arXiv:2305.18290, eq. 7).
 
-    The loss is −(1 − s)·log σ(βΔ) − s·log σ(−βΔ), with Δ the difference of log-ratios to the reference. s is the probability
-    that a label is wrong; 0 is plain DPO.
+    The loss is −(1 − s)·log σ(βΔ) − s·log σ(−βΔ), where Δ is the difference of the log-ratios to the reference.
+    `label_smoothing` is s, the probability that a label is incorrect; s = 0 is plain DPO.
     """
     margin_N = beta * _preference_gap(
         chosen_logp_N, rejected_logp_N, chosen_reference_logp_N, rejected_reference_logp_N
@@ -52,9 +52,10 @@ def ipo_loss(
     *,
     beta: float,
 ) -> PreferenceLoss:
-    """Compute IPO's loss (Δ − 1/(2β))² on log-probs *averaged* over each completion's tokens; margin Δ.
+    """Return IPO's loss (Δ − 1/(2β))² for log-probs *averaged* over the tokens of each completion, with the margin Δ.
 
-    arXiv 2310.12036, eq. 17. The average is not in the paper; it makes 1/(2β) reachable at any length.
+    The source is arXiv:2310.12036, eq. 17. The paper does not average over tokens; averaging makes the target 1/(2β)
+    reachable at any length.
     """
     gap_N = _preference_gap(
         chosen_logp_N, rejected_logp_N, chosen_reference_logp_N, rejected_reference_logp_N
@@ -63,13 +64,13 @@ def ipo_loss(
 
 
 def bradley_terry_loss(chosen_score_N: Tensor, rejected_score_N: Tensor) -> PreferenceLoss:
-    """Compute −log σ(s_chosen − s_rejected), the negative log-likelihood of the preference under Bradley–Terry → [N]."""
+    """Return −log σ(s_chosen − s_rejected), the negative log-likelihood of the preferences under Bradley–Terry, as tensors [N]."""
     margin_N = as_float(chosen_score_N) - as_float(rejected_score_N)
     return PreferenceLoss(-torch.nn.functional.logsigmoid(margin_N), margin_N.detach())
 
 
 def verifier_loss(score_B: Tensor, label_B: Tensor) -> Tensor:
-    """Compute the binary cross-entropy of a scalar head's raw score with labels in [0, 1] → [B]."""
+    """Return the binary cross-entropy between raw scores of a scalar head and labels in [0, 1], as a tensor [B]."""
     score_B = as_float(score_B)
     cross_entropy = torch.nn.functional.binary_cross_entropy_with_logits
     return cross_entropy(score_B, label_B.to(score_B.dtype), reduction="none")

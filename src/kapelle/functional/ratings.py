@@ -1,11 +1,12 @@
-"""Ratings of players from games between pairs, and meta-games for strengths that are not transitive.
+"""Compute ratings of players from games between pairs, and analyse meta-games for strengths that are not transitive.
 
-*Ratings* put each member of a pool on one line: Bradley and Terry's model (1952) on Elo's scale with intervals.
-*Meta-games* use the table of payoffs itself. If A beats B, B beats C and C beats A, no such line is correct; α-Rank
-(1903.01373), Nash averaging (1806.02643) and the effective diversity of a pool (1901.08106) remain meaningful. The same
-meta-strategies choose a population's next opponents (PSRO, 1711.00832).
+*Ratings* assign one number to each member of a pool. They are computed by Bradley and Terry's model (1952) on Elo's scale,
+with intervals. *Meta-games* are analysed from the payoff matrix itself. If A beats B, B beats C and C beats A, no ratings are
+correct, but α-Rank (arXiv:1903.01373), Nash averaging (arXiv:1806.02643) and the effective diversity of a pool
+(arXiv:1901.08106) remain meaningful. The meta-strategies also select the next opponents of a population (PSRO,
+arXiv:1711.00832).
 
-Numpy, scipy and OpenSpiel are imported inside the functions; the last two come with the extra `games`.
+Numpy, scipy and OpenSpiel are imported inside the functions. The extra `games` installs scipy and OpenSpiel.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ if TYPE_CHECKING:
 # (400 points are odds of ten to one).
 
 Results = Mapping[tuple[int, int], tuple[int, int, int]]
-"""Mapping from two players' numbers, the smaller one first, to wins of the first, draws, and wins of the second."""
+"""Mapping from the numbers of two players (the smaller number first) to the wins of the first player, the draws, and the wins
+of the second player."""
 Tallies = Mapping[tuple[int, int], tuple[float, float, float]]
-"""Results with fractional counts, for games that depend on one another."""
+"""Results with fractional counts, which are used for games that depend on one another."""
 PRIOR = 0.5
-"""Wins and losses against an average player, added for every player so that all ratings are finite."""
+"""The number of wins, and of losses, against an average player that are added for every player, so that all ratings are
+finite."""
 ELO = 400 / math.log(10)
-"""Points on Elo's scale per nat of log-odds."""
+"""The number of points on Elo's scale per nat of log-odds."""
 
 
 def linked(count: int, results: Tallies) -> list[list[int]]:
-    """Return the sets of players that games link, the largest first; players without games are absent."""
+    """Return the sets of players that are connected by games, largest set first. Players without games are not included."""
     opponents: dict[int, set[int]] = {}
     for one, other in results:
         opponents.setdefault(one, set()).add(other)
@@ -66,14 +69,14 @@ def ratings(
     *,
     zero: int | None = None,
 ) -> dict[int, tuple[float, float, float]]:
-    """Return linked players' ratings with the ends of their 95 % intervals, relative to the mean or to player `zero`.
+    """Return the ratings of connected players with the ends of their 95 % intervals, relative to the mean or to the player `zero`.
 
-    The interval contains the ratings whose profile likelihood is less than 1.96²/2 nats below the maximum. Points vary less
-    if there are draws, so each player's likelihood is then weighted by its reduced variance (the sandwich variance; Pace,
-    Salvan and Sartori 2011, Statistica Sinica 21).
+    The interval contains the ratings whose profile log-likelihood is less than 1.96²/2 nats below the maximum. Points vary
+    less if there are draws, so the likelihood of each player is then adjusted to the reduced variance (the sandwich variance;
+    Pace, Salvan and Sartori 2011, Statistica Sinica 21).
 
-    `shared` contains the same games in groups of dependent games (for example one deal that every pair played). The
-    variance is then that between groups, with Student's quantile.
+    The argument `shared` contains the same games in groups of dependent games (for example one deal that every pair played).
+    If `shared` is given, the variance is computed between groups, and the quantile is that of Student's t.
     """
     import numpy as np
 
@@ -106,7 +109,7 @@ def ratings(
         return gradient_M, np.diag(known_MM.sum(1) + 2 * PRIOR * average_M * (1 - average_M)) - known_MM
 
     def highest(strength_M: Array, contrast_M: Array | None = None, at: float = 0.0) -> Array:
-        """Return the strengths of maximum likelihood; with a contrast, under the constraint that the contrast equals `at`."""
+        """Return the strengths of maximum likelihood. If a contrast is given, the contrast is constrained to equal `at`."""
         for _ in range(100):
             gradient_M, information_MM = slopes(strength_M)
             if contrast_M is None:
@@ -175,14 +178,14 @@ Package = Literal["open_spiel", "scipy"]
 
 
 def check_packages(*packages: Package, what: str = "This") -> None:
-    """Raise ConfigError if a package that `what` needs is missing; the message names the extra."""
+    """Raise ConfigError if a package that `what` needs is not installed. The message names the extra that installs the package."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise ConfigError(f"{what} needs the package {missing[0]}: pip install 'kapelle[games]'.")
 
 
 def can_measure_diversity() -> bool:
-    """Return whether the package that `effective_diversity` needs is installed."""
+    """Return whether scipy, which `effective_diversity` needs, is installed."""
     return find_spec("scipy") is not None
 
 
@@ -191,20 +194,21 @@ def can_measure_diversity() -> bool:
 # Legend of shapes: P players, M members (of one pool), A, B, … members of the first, second, … player's pool.
 
 Solver = Literal["nash", "alpha_rank", "prd", "uniform"]
-"""Solver of a meta-strategy; see `meta_strategy`."""
+"""The name of a solver for meta-strategies; see `meta_strategy`."""
 SOLVER_NEEDS: Mapping[Solver, tuple[Package, ...]] = {
     "nash": ("scipy",), "alpha_rank": (), "prd": ("open_spiel",), "uniform": (),
 }  # fmt: skip
 
 
 MUTATION = 0.01
-"""Probability that a mutant with a lower payoff takes over in α-Rank; positive, so that every profile is reached."""
+"""The probability that a mutant with a lower payoff takes over in α-Rank. The probability is positive, so that every profile
+is reached."""
 
 
 def log_odds(count: int, results: Results) -> Array:
-    """Return an antisymmetric (M, M) table: log-odds that the row beats the column, 0 for pairs without games.
+    """Return an antisymmetric table (M, M) of the log-odds that the row player beats the column player; 0 for pairs without games.
 
-    A draw is half a win. For every pair, half a win and half a loss are added, so that all odds are finite.
+    A draw counts as half a win. Half a win and half a loss are added for every pair, so that all odds are finite.
     """
     import numpy as np
 
@@ -216,15 +220,16 @@ def log_odds(count: int, results: Results) -> Array:
 
 
 def meta_strategy(payoffs: ArrayLike, by: str) -> list[Array]:
-    """Return one distribution over its members for each player of a table of payoffs (P, A, B, …).
+    """Return a meta-strategy for each player of a payoff table (P, A, B, …): a distribution over the player's members.
 
-    - `nash` (two players): for a zero-sum table, the equilibrium strategy of the highest entropy, which is unique; otherwise the
-      equilibrium of the highest sum of payoffs, by mixed-integer programming (Sandholm, Gilpin and Conitzer, AAAI 2005).
-    - `alpha_rank`: each player's marginal of α-Rank (1903.01373) in the limit of strong selection.
-    - `prd`: OpenSpiel's projected replicator dynamics (1711.00832), averaged over 20,000 steps.
-    - `uniform`: equal shares.
+    - `nash` (two players): for a zero-sum table, the equilibrium strategy with the highest entropy, which is unique. For
+      other tables, the equilibrium with the highest sum of payoffs, found by mixed-integer programming (Sandholm, Gilpin and
+      Conitzer, AAAI 2005).
+    - `alpha_rank`: the marginal distribution of each player under α-Rank (arXiv:1903.01373) in the limit of strong selection.
+    - `prd`: projected replicator dynamics as implemented in OpenSpiel (arXiv:1711.00832), averaged over 20,000 steps.
+    - `uniform`: equal probabilities for all members.
 
-    Raises ConfigError for an unknown solver, an invalid table, and `nash` with a number of players other than two.
+    Raises ConfigError if the solver is unknown, the table is invalid, or the solver is `nash` and there are not two players.
     """
     import numpy as np
 
@@ -246,11 +251,11 @@ def meta_strategy(payoffs: ArrayLike, by: str) -> list[Array]:
 
 
 def alpha_rank(*payoffs: ArrayLike) -> Array:
-    """Return α-Rank in the limit of strong selection (1903.01373): the share of time in each profile of members, flat.
+    """Return α-Rank in the limit of strong selection (arXiv:1903.01373): the share of time in each profile of members, as a flat array.
 
-    One table (M, M) is a symmetric game in one population; several tables (A, B, …) have one population per player. In each
-    transition one population takes over a mutant: with probability 0.99 if its payoff is higher, 0.5 if equal, 0.01 if lower.
-    Raises ConfigError for payoffs that are not finite.
+    One table (M, M) describes a symmetric game in one population. With several tables (A, B, …), each player has its own
+    population. In each transition, a mutant takes over one population with probability 0.99 if its payoff is higher, 0.5 if
+    it is equal, and 0.01 if it is lower. Raises ConfigError if payoffs are not finite.
     """
     import numpy as np
 
@@ -282,10 +287,10 @@ def alpha_rank(*payoffs: ArrayLike) -> Array:
 
 
 def nash_averaging(advantages: ArrayLike) -> tuple[Array, Array]:
-    """Return the Nash average of an antisymmetric table (M, M), and each member's payoff against it (1806.02643).
+    """Return the Nash average of an antisymmetric table (M, M), and the payoff of each member against it (arXiv:1806.02643).
 
-    The average is the equilibrium of the highest entropy: copies of a member share its weight, and members that a mixture
-    of others dominates have weight 0. `log_odds` computes such a table from results.
+    The Nash average is the equilibrium with the highest entropy: copies of a member share its weight, and members that are
+    dominated by a mixture of others have weight 0. The function `log_odds` computes such a table from results.
     """
     import numpy as np
 
@@ -301,9 +306,10 @@ def nash_averaging(advantages: ArrayLike) -> tuple[Array, Array]:
 
 
 def effective_diversity(advantages: ArrayLike) -> float:
-    """Return the effective diversity pᵀ⌊A⌋₊p of a pool under its Nash average p (1901.08106, definition 4).
+    """Return the effective diversity pᵀ⌊A⌋₊p of a pool under its Nash average p (arXiv:1901.08106, definition 4).
 
-    It measures how strongly the best members beat one another, and is 0 if one member beats all others.
+    The effective diversity measures how strongly the best members beat one another. The diversity is 0 if one member beats
+    all others.
     """
     import numpy as np
 
@@ -312,7 +318,7 @@ def effective_diversity(advantages: ArrayLike) -> float:
 
 
 def effective_number(distribution: ArrayLike) -> float:
-    """Return exp(entropy): the number of members of a uniform distribution with the same entropy."""
+    """Return the effective number of members, exp(entropy): a uniform distribution over this number of members has the same entropy."""
     import numpy as np
 
     share_M = np.asarray(distribution, dtype=np.float64)
@@ -321,9 +327,10 @@ def effective_number(distribution: ArrayLike) -> float:
 
 
 def cycle(beats: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the shortest cycle: each member beats the next, and the last beats the first; empty without a cycle.
+    """Return the shortest cycle, in which each member beats the next and the last beats the first.
 
-    `beats` contains pairs (winner, loser). Without a cycle, one line of ratings can represent all relations.
+    Return an empty list if there is no cycle. The argument `beats` contains pairs (winner, loser). If there is no cycle,
+    ratings can represent all results.
     """
     losers: dict[int, list[int]] = {}
     for winner, loser in sorted(beats):
@@ -381,11 +388,12 @@ def _nash(table: Array) -> list[Array]:
 
 
 def _most_even(payoffs_AB: Array) -> Array:
-    """Return the row player's equilibrium strategy of the highest entropy, in a zero-sum table of the rows' payoffs.
+    """Return the row player's equilibrium strategy with the highest entropy in a zero-sum game with the given row payoffs.
 
-    The equilibrium strategies are all p with p·column ≥ value for every column. Linear programs find the rows and columns that no
-    equilibrium uses. On the others, the entropy is maximised through its dual, which is smooth there: by strict complementarity
-    (Goldman and Tucker 1956) the constraints of used columns are equations, and those of other columns are slack.
+    A strategy p is an equilibrium strategy if p·column ≥ value for every column. Linear programs find the rows and columns
+    that no equilibrium uses. Over the remaining rows and columns, the entropy is maximised through its dual, which is smooth:
+    by strict complementarity (Goldman and Tucker 1956), the constraints of used columns are equations, and the constraints of
+    other columns are slack.
     """
     check_packages("scipy")
     import numpy as np
@@ -406,9 +414,9 @@ def _most_even(payoffs_AB: Array) -> Array:
 
 
 def _most_even_on(excess_AB: Array, rows: NDArray[np.bool_], columns: NDArray[np.bool_]) -> Array:
-    """Return the strategy of the highest entropy on `rows` with an excess of at least 0 for every column, and 0 for `columns`.
+    """Return the strategy over `rows` with the highest entropy whose excess is at least 0 for every column and 0 for `columns`.
 
-    `excess_AB` is payoffs minus the value of the game.
+    The argument `excess_AB` contains the payoffs minus the value of the game.
     """
     import numpy as np
     from scipy.optimize import minimize
@@ -456,9 +464,9 @@ def _most_even_on(excess_AB: Array, rows: NDArray[np.bool_], columns: NDArray[np
 
 
 def _reach(payoffs_AB: Array) -> tuple[Array, Array, float, Array]:
-    """Return each row's largest share and each column's largest excess over all equilibria, the value, and an interior strategy.
+    """Return the largest share of each row and the largest excess of each column over all equilibria, the value, and an interior strategy.
 
-    `payoffs_AB` is a zero-sum table of the rows' payoffs, scaled to about 1.
+    The argument `payoffs_AB` contains the row payoffs of a zero-sum game, scaled to a magnitude of about 1.
     """
     import numpy as np
     from scipy.optimize import linprog
@@ -489,9 +497,10 @@ def _reach(payoffs_AB: Array) -> tuple[Array, Array, float, Array]:
 
 
 def _best_equilibrium(table: Array) -> list[Array]:
-    """Return the equilibrium of the highest sum of payoffs in a two-player table.
+    """Return the equilibrium with the highest sum of payoffs in a two-player game.
 
-    One binary variable per member says whether it is unused: its share is then 0, and its regret can be positive.
+    One binary variable per member states whether the member is unused. The share of an unused member is 0, and its regret can
+    be positive.
     """
     check_packages("scipy")
     import numpy as np
@@ -503,7 +512,7 @@ def _best_equilibrium(table: Array) -> list[Array]:
     eye_A, eye_B = np.eye(A), np.eye(B)
 
     def block(**parts: Array) -> Array:
-        """Return rows over the variables: shares p, q, values u, v, and whether members are unused, a, b."""
+        """Return rows of coefficients of all variables: the shares p and q, the values u and v, and the flags a and b of unused members."""
         widths = {"p": A, "q": B, "u": 1, "v": 1, "a": A, "b": B}
         count = next(iter(parts.values())).shape[0]
         return np.hstack([parts.get(name, np.zeros((count, width))) for name, width in widths.items()])
@@ -526,7 +535,10 @@ def _best_equilibrium(table: Array) -> list[Array]:
     p_A, q_B = found.x[:A], found.x[A : A + B]
 
     def exact(share_A: Array, other_B: Array, against_BA: Array) -> Array:
-        """Return the nearest share that makes the other player's used members equal; the program is exact only to 1e-6."""
+        """Return the nearest strategy for which all used members of the other player have equal payoffs.
+
+        The solver is exact only to 1e-6.
+        """
         rows, columns = share_A > 1e-6, other_B > 1e-6
         own = against_BA[np.ix_(columns, rows)]
         equations = np.vstack([own - own.mean(0), np.ones(rows.sum())])

@@ -1,7 +1,7 @@
-"""Returns: sums of future rewards, discounted and bootstrapped.
+"""Compute returns: sums of future rewards, discounted and bootstrapped.
 
 Shapes: N rows (completions, trajectories or episodes), T steps (tokens or turns), B turns in global time order. Masked steps
-(padding, observation tokens) are skipped: they add no discount. Discounts are floats, or tensors [N, T] if they vary.
+(padding, observation tokens) are skipped and add no discount. Discounts are floats, or tensors [N, T] if they vary.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from kapelle.runtime.on_demand import Tensor, torch
 def backward_recurrence(
     x_NT: Tensor, decay: float | Tensor, mask_NT: Tensor, initial_N: Tensor | None = None
 ) -> Tensor:
-    """Solve y_t = x_t + decay_t·y_{t+1} backward over the unmasked steps → [N, T]; masked steps give 0.
+    """Solve y_t = x_t + decay_t·y_{t+1} backward over the unmasked steps. The result is a tensor [N, T] with 0 at masked steps.
 
-    t+1 is the next unmasked step; after the last one the value is `initial_N` (0 by default). All estimators of this
-    package that use future steps use this recurrence.
+    Step t+1 is the next unmasked step. After the last unmasked step, y is `initial_N` (default: 0). All estimators of this
+    package that depend on future steps use this recurrence.
     """
     x_NT = keep_masked(x_NT, mask_NT)
     decay_NT = torch.as_tensor(decay, dtype=x_NT.dtype, device=x_NT.device).expand_as(x_NT)
@@ -32,7 +32,7 @@ def backward_recurrence(
 
 
 def next_value(value_NT: Tensor, mask_NT: Tensor, bootstrap_N: Tensor) -> Tensor:
-    """Return the value at the next unmasked step, and `bootstrap_N` after the last one → [N, T]; masked steps give 0."""
+    """Return a tensor [N, T] with the value at the next unmasked step, `bootstrap_N` at the last unmasked step, and 0 at masked steps."""
     value_NT = keep_masked(value_NT, mask_NT)
     on_NT = mask_NT.bool()
     carry_N = as_float(bootstrap_N).to(value_NT.dtype)
@@ -46,15 +46,16 @@ def next_value(value_NT: Tensor, mask_NT: Tensor, bootstrap_N: Tensor) -> Tensor
 
 
 def return_to_go(reward_NT: Tensor, mask_NT: Tensor, gamma: float | Tensor) -> Tensor:
-    """Compute the discounted sum of rewards from each step on, Σ_{k≥t} γ^{k−t} r_k → [N, T]."""
+    """Return the discounted sum of rewards from each step on, Σ_{k≥t} γ^{k−t} r_k, as a tensor [N, T]."""
     return backward_recurrence(reward_NT, gamma, mask_NT)
 
 
 def turn_return_to_go(reward_B: Tensor, trajectory_B: Tensor, gamma: float) -> Tensor:
-    """Compute the return-to-go of each turn over its own trajectory → [B].
+    """Return the return-to-go of each turn over its own trajectory as a tensor [B].
 
-    The turns are in global time order. `trajectory_B` (int64) labels trajectories: one label per agent and episode for an
-    agent's own turns, or one per episode for a chain through all agents. γ applies per turn of the trajectory.
+    The turns are in global time order. `trajectory_B` (int64) labels the trajectories: one label per agent and episode if
+    trajectories contain the turns of one agent, or one label per episode for a chain through all agents. γ applies per turn
+    of the trajectory.
     """
     reward_B = as_float(reward_B)
     carry: dict[int, Tensor] = {}
@@ -75,9 +76,10 @@ def lambda_return(
     gamma: float | Tensor,
     lam: float,
 ) -> Tensor:
-    """Compute the TD(λ) return G_t = r_t + γ·((1 − λ)·V_{t+1} + λ·G_{t+1}) → [N, T]; after the end, G and V are `bootstrap_N`.
+    """Return the TD(λ) return G_t = r_t + γ·((1 − λ)·V_{t+1} + λ·G_{t+1}) as a tensor [N, T]. After the end, G and V are `bootstrap_N`.
 
-    λ = 1 is the Monte Carlo return, λ = 0 the one-step target. Values are constants without gradient.
+    With λ = 1, the result is the Monte Carlo return; with λ = 0, it is the one-step target. Values are constants without
+    gradient.
     """
     following_NT = next_value(value_NT.detach(), mask_NT, bootstrap_N.detach())
     step_NT = as_float(reward_NT) + gamma * (1.0 - lam) * following_NT

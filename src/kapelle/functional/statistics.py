@@ -1,6 +1,6 @@
-"""Confidence intervals for shares and means, and robust summaries over seeds.
+"""Compute confidence intervals for shares and means, and robust summaries over seeds.
 
-This module is plain Python, accurate to six digits, and gives the same results on every machine.
+This module uses only plain Python, is accurate to six digits, and gives the same results on every machine.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, median, quantiles, stdev
 
 Interval = tuple[float, float]
-"""Lower and upper end."""
+"""The lower and the upper end of an interval."""
 
 
 def finite(value: object) -> float | None:
-    """Return a value from a user's function as a float; None unless it is a single finite number."""
+    """Return a value of a user's function as a float, or None if the value is not a single finite number."""
     try:
         found = float(value)  # type: ignore[arg-type]
     except (
@@ -32,47 +32,53 @@ def finite(value: object) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class MeanScore:
-    """A mean score with its number of episodes.
+    """A mean score, with the number of episodes over which it was computed.
 
-    The denominator is `scored`: the episodes that ended without an error and that the environment scored. Episodes that failed,
-    or whose outcome could not be scored, count only in `played`.
+    The mean is taken over the `scored` episodes, which ended without an error and were scored by the environment. Episodes
+    that failed or could not be scored count only in `played`.
     """
 
     value: float | None
-    """Mean score in [0, 1]; None if no episode was scored."""
+    """The mean score, or None if no episode was scored."""
     interval: Interval | None
-    """95 % interval over the scored episodes."""
+    """The 95 % confidence interval over the scored episodes."""
     scored: int
     played: int
     failed: int
-    """Episodes that ended in an error."""
+    """The number of episodes that ended in an error."""
     reason: str = ""
-    """The most frequent reason why episodes failed or were not scored; empty if all were scored."""
+    """The most frequent reason why episodes failed or were not scored. The string is empty if all episodes were scored."""
     fewer: str = ""
-    """Why fewer episodes than requested were run, for example `50 requested, its test split has 26`; empty if all were
-    run."""
+    """The reason why fewer episodes than requested were run, for example `50 requested, its test split has 26`. The string is
+    empty if all were run."""
     stderr: float | None = None
-    """Standard error of `value`: the sample standard deviation over the root of the number of scores; None for fewer than
-    two."""
+    """The standard error of `value`: the sample standard deviation divided by the square root of the number of scores. The
+    value is None if there are fewer than two scores."""
 
     def __str__(self) -> str:
-        """Return text such as `54.2 % [49.8, 58.5], scored 500 of 500`, with failures and their reason if there are any."""
+        """Return a string such as `54.2 % [49.8, 58.5], scored 500 of 500`, with the number and reason of failures if there are any."""
         return f"{share_text(self.value, self.interval)}, {self.counts()}{f': {self.reason}' if self.reason else ''}"
 
     def counts(self, what: str = "") -> str:
-        """Return `scored 3 of 16, 13 failed`; `what` (such as ` problems`) is inserted after the 16."""
+        """Return a string such as `scored 3 of 16, 13 failed`.
+
+        The string `what` (for example ` problems`) is inserted after the total.
+        """
         return f"scored {self.scored} of {self.played}{what}{missing_text(self.failed, self.fewer)}"
 
 
 def missing_text(failed: int, fewer: str) -> str:
-    """Return the remark after a number of episodes, for example ` (50 requested, its test split has 26), 2 failed`, or nothing."""
+    """Return a remark that follows a number of episodes, for example ` (50 requested, its test split has 26), 2 failed`.
+
+    The remark can be empty.
+    """
     return f"{f' ({fewer})' if fewer else ''}{f', {failed} failed' if failed else ''}"
 
 
 def rate_of(scores: Sequence[float], played: int, failed: int, reason: str = "") -> MeanScore:
-    """Return the mean of these scores among `played` episodes, with Wilson's interval for shares, otherwise Student's t.
+    """Return the mean of the given scores. The interval is Wilson's if all scores are 0 or 1, and Student's t otherwise.
 
-    If all scores are in [0, 1], the interval is clipped to [0, 1].
+    The interval is clipped to [0, 1] if all scores are in [0, 1].
     """
     if not scores:
         return MeanScore(None, None, 0, played, failed, reason)
@@ -87,7 +93,7 @@ def rate_of(scores: Sequence[float], played: int, failed: int, reason: str = "")
 
 
 def share_text(share: float | None, interval: Interval | None) -> str:
-    """Return a share with its interval: `54.2 % [49.8, 58.5]`, or `no score`."""
+    """Return a share with its interval as a string such as `54.2 % [49.8, 58.5]`, or `no score` if the share is None."""
     if share is None:
         return "no score"
     ends = f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]" if interval else ""
@@ -97,7 +103,8 @@ def share_text(share: float | None, interval: Interval | None) -> str:
 def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Interval:
     """Return Wilson's score interval for a share (Wilson 1927).
 
-    It stays inside [0, 1] and keeps its coverage near 0 and 1, unlike the normal approximation. For `total` 0 it is (0, 1).
+    Unlike the normal approximation, Wilson's interval stays inside [0, 1] and keeps its coverage near 0 and 1. If `total` is
+    0, the interval is (0, 1).
     """
     assert 0 <= successes <= total, "successes are a part of the total"
     if total == 0:
@@ -113,7 +120,7 @@ def wilson_interval(successes: int, total: int, confidence: float = 0.95) -> Int
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """Return Student's t interval for the mean of independent values; None for fewer than two."""
+    """Return Student's t interval for the mean of independent values, or None if there are fewer than two values."""
     if len(values) < 2:
         return None
     half = t_quantile((1 + confidence) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
@@ -122,9 +129,10 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 
 def area_under_curve(scores: Sequence[float], positive: Sequence[bool]) -> float | None:
-    """Return the probability that a positive scores above a negative, with ties counted half; None if one kind is missing.
+    """Return the probability that a positive scores higher than a negative. Ties count as one half.
 
-    This is the area under the receiver operating characteristic (Hanley and McNeil 1982).
+    This probability is the area under the receiver operating characteristic (Hanley and McNeil 1982). Returns None if there
+    are no positives or no negatives.
     """
     yes = [score for score, flag in zip(scores, positive, strict=True) if flag]
     no = sorted(score for score, flag in zip(scores, positive, strict=True) if not flag)
@@ -137,9 +145,10 @@ def area_interval(
 ) -> Interval | None:
     """Return the confidence interval of the area under the curve for scores that are dependent within clusters.
 
-    It uses Obuchowski's variance for clustered data (1997, Biometrics 53), which equals DeLong's if every cluster is one score.
-    The interval is normal on the log-odds scale, so it stays inside [0, 1]. For an area of 0 or 1, it is Wilson's interval
-    over the clusters. Returns None without two clusters of each kind.
+    The variance is Obuchowski's for clustered data (1997, Biometrics 53), which equals DeLong's variance if every cluster
+    contains one score. The interval is computed on the log-odds scale, so it stays inside [0, 1]. For an area of 0 or 1,
+    Wilson's interval over the clusters is returned. Returns None unless at least two clusters have positives and at least two
+    have negatives.
     """
     area = area_under_curve(scores, positive)
     sums: dict[Hashable, list[float]] = {}
@@ -167,7 +176,7 @@ def area_interval(
 
 
 def _share_below(ordered: Sequence[float], value: float) -> float:
-    """Return the share of ordered values below a value, with equal values counted half."""
+    """Return the share of the ordered values that are below a value. Equal values count as one half."""
     return (
         (bisect_left(ordered, value) + bisect_right(ordered, value)) / (2 * len(ordered)) if ordered else 0.0
     )
@@ -180,9 +189,10 @@ def bootstrap_interval(
     confidence: float = 0.95,
     resamples: int = 2000,
 ) -> Interval:
-    """Return the percentile bootstrap interval of a statistic (Efron 1979); equal seeds give equal intervals.
+    """Return the percentile bootstrap interval of a statistic (Efron 1979). Equal seeds give equal intervals.
 
-    It does not assume normality, but is too narrow below about ten values; use `mean_interval` there.
+    The bootstrap does not assume normality, but its interval is too narrow for fewer than about ten values; use
+    `mean_interval` for so few values.
     """
     assert values, "a bootstrap needs a value"
     return stratified_interval([values], lambda drawn: statistic(drawn[0]), seed, confidence, resamples)
@@ -195,9 +205,10 @@ def stratified_interval(
     confidence: float = 0.95,
     resamples: int = 2000,
 ) -> Interval:
-    """Return the percentile bootstrap interval of a statistic of several samples, each resampled separately.
+    """Return the percentile bootstrap interval of a statistic of several samples (strata), each of which is resampled separately.
 
-    For runs on several tasks, each task is a stratum: every resample has the same number of runs per task (2108.13264, section 4).
+    For runs on several tasks, each task is a stratum, so every resample has the same number of runs per task
+    (arXiv:2108.13264, section 4).
     """
     assert all(strata), "each stratum needs a value"
     generator = random.Random(seed)
@@ -209,10 +220,10 @@ def stratified_interval(
 
 
 def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """Return the probability that a run of ours scores above one of theirs on a random task, with ties counted half (2108.13264).
+    """Return the probability that a run of `ours` scores higher than a run of `theirs` on a random task (arXiv:2108.13264).
 
-    `ours[k]` and `theirs[k]` are the scores of the runs on task k. For each task, it is Mann and Whitney's U divided by the
-    number of pairs.
+    Ties count as one half. `ours[k]` and `theirs[k]` are the scores of the runs on task k. The probability on one task is
+    Mann and Whitney's U divided by the number of pairs.
     """
     areas = [
         area_under_curve([*one, *other], [True] * len(one) + [False] * len(other))
@@ -224,9 +235,9 @@ def probability_of_improvement(ours: Sequence[Sequence[float]], theirs: Sequence
 
 
 def interquartile_mean(values: Sequence[float]) -> float:
-    """Return the mean without the lowest and the highest quarter of values (2108.13264).
+    """Return the interquartile mean: the mean without the lowest and the highest quarter of the values (arXiv:2108.13264).
 
-    A quarter is rounded down to whole values; for fewer than four values, this is their plain mean.
+    A quarter is rounded down to a whole number of values. For fewer than four values, the result is their plain mean.
     """
     assert values, "a mean needs a value"
     cut = len(values) // 4
@@ -235,17 +246,17 @@ def interquartile_mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Quartiles:
-    """Median and quartiles of values, for example over the seeds of one setting."""
+    """The median and the quartiles of several values, for example over the seeds of one setting."""
 
     low: float
-    """First quartile."""
+    """The first quartile."""
     median: float
     high: float
-    """Third quartile."""
+    """The third quartile."""
 
 
 def quartiles(values: Sequence[float]) -> Quartiles:
-    """Return median and quartiles, interpolated linearly between the ordered values."""
+    """Return the median and the quartiles, interpolated linearly between the ordered values."""
     assert values, "quartiles need a value"
     if len(values) == 1:
         return Quartiles(values[0], values[0], values[0])
@@ -254,7 +265,7 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Return the quantile of Student's t for a probability in (0.5, 1) and whole degrees of freedom."""
+    """Return the quantile of Student's t distribution for a probability in (0.5, 1) and an integer number of degrees of freedom."""
     assert 0.5 < probability < 1, (
         "the probability must be in the upper half, because the lower half mirrors it"
     )
@@ -270,7 +281,7 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def _t_inside(angle: float, freedom: int) -> float:
-    """Return P(|T| < √freedom · tan(angle)) as the finite sum of Abramowitz & Stegun 26.7.3 and 26.7.4."""
+    """Return P(|T| < √freedom · tan(angle)), computed by the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4."""
     cosine = math.cos(angle)
     odd = freedom % 2
     term = cosine if odd else 1.0
@@ -283,7 +294,7 @@ def _t_inside(angle: float, freedom: int) -> float:
 
 
 def _t_quantile_expanded(probability: float, freedom: int) -> float:
-    """Return the expansion around the normal quantile, Abramowitz & Stegun 26.7.5."""
+    """Return the quantile of Student's t by its expansion around the normal quantile (Abramowitz and Stegun 26.7.5)."""
     z = NormalDist().inv_cdf(probability)
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -299,7 +310,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def merge_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of several updates as one row: the maximum of `parity/max`, the mean of everything else."""
+    """Return the metrics of several updates as one row: the maximum of `parity/max`, and the mean of every other metric."""
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row[name] for row in rows if name in row]

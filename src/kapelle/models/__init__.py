@@ -1,1 +1,1 @@
-"""Language models: the tiny embedded model, loading, conversations as tokens, the LoRA bank and heads."""
+"""Language models: the embedded model, model loading, conversion of conversations to tokens, the LoRA bank and output heads."""

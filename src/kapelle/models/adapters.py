@@ -1,22 +1,25 @@
-"""Choose the layers that get adapters, and read the settings of PEFT's adapter folders. No tensor is read here.
+"""Select the layers that get adapters, and read the settings of PEFT's adapter folders. This module reads no tensors.
 
-`lora.targets` is `all-linear` or a list of layer names. `all-linear` takes every linear layer of the decoder's blocks, including
-fused ones (`qkv_proj`, `c_attn`) and GPT-2's `Conv1D`. It excludes, by their kind:
+The setting `lora.targets` is `all-linear` or a list of layer names. The value `all-linear` selects every linear layer
+of the decoder's blocks, including fused layers (`qkv_proj`, `c_attn`) and GPT-2's `Conv1D`. The value `all-linear`
+leaves out some layers:
 
-- the output head, embeddings and modules outside the blocks, such as a vision tower and its projector;
-- routers of a mixture of experts and gates with a single output: adapters would change which expert is chosen;
-- experts: `transformers` keeps their weights as one tensor per block. The target `experts` adds them, with one pair of
-  factors per expert (PEFT's `target_parameters`);
-- in a model with experts, other layers named like a part of an expert (a shared expert's `down_proj`): PEFT would mistake
-  these names for the experts when it loads the adapter;
-- in a state-space mixer (Mamba), everything but `in_proj`: its scan may read the other weights without calling their layers,
-  and PEFT rejects `out_proj`.
+- The output head, embeddings and modules outside the blocks (such as a vision tower and its projector) are excluded.
+- Routers of a mixture of experts and gates with a single output are excluded, because adapters would change which
+  expert is chosen.
+- Experts are excluded, because `transformers` keeps their weights as one tensor per block. The target `experts` adds them,
+  with one pair of factors per expert (PEFT's `target_parameters`).
+- In a model with experts, other layers that are named like a part of an expert (such as a shared expert's `down_proj`) are
+  excluded, because PEFT would mistake these names for the experts when it loads the adapter.
+- In a state-space mixer (Mamba), every layer except `in_proj` is excluded, because the scan of the mixer may read the other
+  weights without calling their layers, and because PEFT rejects `out_proj`.
 
-A user can list an excluded layer by name if an adapter there computes the correct result.
+A user can list an excluded layer by name if an adapter at this layer computes the correct result.
 
-An adapter folder must contain plain LoRA. Some fifty fields of its settings define how its tensors are used. A few are
-read, a few do not change the computation, and every other field must have a value that disables it. A field with any other
-value raises an error that names the field, including fields that later versions of PEFT add.
+An adapter folder must contain plain LoRA. About fifty fields of its settings define how its tensors are used. kapelle
+reads a few of these fields, a few others do not change the computation, and every other field must have a value that
+disables it. A field with any other value raises an error that names the field. Fields that later versions of PEFT add
+also raise this error.
 """
 
 from __future__ import annotations
@@ -32,13 +35,14 @@ from kapelle.errors import ModelError, did_you_mean
 from kapelle.team import ALL_LINEAR, Lora
 
 ROUTERS = frozenset({"router", "gate", "shared_expert_gate"})
-"""Names of the layers that choose or weight experts, and of the modules that contain such layers."""
+"""The names of the layers that choose or weight experts, and of the modules that contain such layers."""
 
 EXPERTS = "experts"
-"""Name of the module that contains a block's experts; as a target, it means the weights in that module."""
+"""The name of the module that contains the experts of a block. As a target, the name selects the weights in this
+module."""
 
 EXPERT_PARTS = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"})
-"""Names of the parts of an expert, in all versions of `transformers`."""
+"""The names of the parts of an expert, in all versions of `transformers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,40 +50,41 @@ class Layers:
     """The modules of a model without its adapters."""
 
     model: str
-    """Name of the model's class, for error messages."""
+    """The name of the model's class, for error messages."""
     modules: frozenset[str]
-    """Paths of all modules."""
+    """The paths of all modules."""
     linear: Mapping[str, tuple[int, int]]
-    """Mapping from the path of every linear layer to its features in and out, in the model's order."""
+    """Mapping from the path of every linear layer to its numbers of input and output features, in the model's order."""
     head: str | None
-    """Path of the output head."""
+    """The path of the output head."""
     mixers: frozenset[str] = frozenset()
-    """Paths of state-space mixers, which have their own tensors A and D."""
+    """The paths of state-space mixers, which have their own tensors A and D."""
     eyes: frozenset[str] = frozenset()
-    """Paths of the vision tower and projector of a vision-language model."""
+    """The paths of the vision tower and projector of a vision-language model."""
     experts: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Mapping from the path of every weight that a block's experts keep in one tensor to the number of experts and its
-    features in and out."""
+    """Mapping from the path of every weight that a block's experts keep in one tensor to the number of experts and the
+    numbers of input and output features of an expert."""
     counted: frozenset[str] = frozenset()
-    """Paths of modules of experts that state their number (`num_experts`), so that their routers' choices can be recorded."""
+    """The paths of modules of experts that state their number (`num_experts`), so that their routers' choices can be
+    recorded."""
     transposed: frozenset[str] = frozenset()
-    """Paths of linear layers with weights of shape (features in, features out): GPT-2's `Conv1D`."""
+    """The paths of linear layers whose weights have the shape (features in, features out), such as GPT-2's `Conv1D`."""
 
     @property
     def mixtures(self) -> list[str]:
-        """Paths of all modules of experts, in order."""
+        """The paths of all modules of experts, in sorted order."""
         return sorted(path for path in self.modules if path.rpartition(".")[2] == EXPERTS)
 
     @property
     def routers(self) -> list[str]:
-        """Paths of the routers of these experts."""
+        """The paths of the routers that belong to the modules of experts."""
         blocks = [path.rpartition(".")[0] for path in self.mixtures]
         found = [f"{block}.{name}" for block in blocks for name in ("router", "gate")]
         return [path for path in found if path in self.modules]
 
 
 def check_routing(layers: Layers) -> None:
-    """Raise ModelError unless the choices of all of a model's routers can be recorded and replayed."""
+    """Raise ModelError unless the choices of all routers of a model can be recorded and replayed."""
     if not layers.mixtures or not layers.counted.issuperset(layers.mixtures):
         raise ModelError(
             "`model.routing: replayed` needs a mixture of experts with the routers of `transformers`, but "
@@ -88,7 +93,7 @@ def check_routing(layers: Layers) -> None:
 
 
 def linear_layers(layers: Layers) -> dict[str, tuple[int, int]]:
-    """Return the features in and out of the layers that can have an adapter, by path."""
+    """Return the numbers of input and output features of the layers that can have an adapter, by path."""
     return {
         path: features
         for path, features in layers.linear.items()
@@ -97,9 +102,9 @@ def linear_layers(layers: Layers) -> dict[str, tuple[int, int]]:
 
 
 def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
-    """Return the paths of the layers that targets name, in the model's order, followed by the weights of experts.
+    """Return the paths of the layers that the targets name, in the model's order, followed by the weights of experts.
 
-    Raises ModelError if a target names no layer, or one that cannot have an adapter.
+    Raises ModelError if a target names no layer, or a layer that cannot have an adapter.
     """
     fit = linear_layers(layers)
     chosen: set[str] = set()
@@ -127,16 +132,16 @@ def adapted_layers(layers: Layers, targets: Sequence[str]) -> list[str]:
 
 
 def of_experts(target: str) -> bool:
-    """Return whether a target names weights of experts: `experts`, `experts.down_proj`, or the full path of such a weight."""
+    """Return whether a target (such as `experts`, `experts.down_proj` or the full path of such a weight) names weights of experts."""
     return EXPERTS in target.split(".")
 
 
 def adapter_shapes(layers: Layers, lora: Lora) -> dict[str, tuple[int, int]]:
     """Return the shape of every tensor of an adapter under PEFT's names.
 
-    PEFT stores the factors of all experts side by side: A `[rank · experts, in]` and B `[out, rank · experts]`, with the
-    rank as the slow axis. Raises ModelError as `adapted_layers` does, and for dropout on experts, which PEFT does not
-    support.
+    PEFT stores the factors of all experts side by side. The factor A has the shape [rank · experts, in] and the factor
+    B has the shape [out, rank · experts], with the rank as the slow axis. Raises ModelError in the same cases as
+    `adapted_layers`, and for dropout on experts, which PEFT does not support.
     """
     paths = adapted_layers(layers, lora.targets)
     if lora.dropout and any(path in layers.experts for path in paths):
@@ -155,7 +160,7 @@ def adapter_shapes(layers: Layers, lora: Lora) -> dict[str, tuple[int, int]]:
 def peft_places(paths: Sequence[str], experts: Collection[str]) -> dict[str, str]:
     """Return the name under which PEFT stores the factors of each path.
 
-    PEFT wraps a module once for each of its weights in `experts`: the last weight has the outermost wrapper.
+    PEFT wraps a module once for each of its weights in `experts`, so that the last weight has the outermost wrapper.
     """
     places = {path: f"base_model.model.{path}" for path in paths}
     within: dict[str, list[str]] = {}
@@ -169,9 +174,10 @@ def peft_places(paths: Sequence[str], experts: Collection[str]) -> dict[str, str
 
 
 def named(layers: Layers, lora: Lora) -> Lora:
-    """Return the settings with targets replaced by the shortest unique names of the layers that they mean on a model.
+    """Return the settings with each target replaced by the shortest unique names of the layers that it selects in a model.
 
-    Two settings are then equal if they adapt the same layers. Raises ModelError as `adapted_layers` does.
+    Two settings with such names are equal if they adapt the same layers. Raises ModelError in the same cases as
+    `adapted_layers`.
     """
     paths = adapted_layers(layers, lora.targets)
     # The shortest ends of paths that no other module's path has, as PEFT expects them in `target_modules` and, for experts,
@@ -190,7 +196,7 @@ def named(layers: Layers, lora: Lora) -> Lora:
 
 
 def _ends_of(path: str) -> Iterator[str]:
-    """Yield the ends of a path that begin with a word, shortest first."""
+    """Yield the suffixes of a path that begin with a word instead of a number, shortest first."""
     parts = path.split(".")
     return (".".join(parts[first:]) for first in reversed(range(len(parts))) if not parts[first].isdigit())
 
@@ -204,7 +210,7 @@ def _parent(path: str) -> str:
 
 
 def _why_unfit(layers: Layers, path: str) -> str | None:
-    """Return why a linear layer cannot have an adapter; None if it can."""
+    """Return the reason why a linear layer cannot have an adapter, or None if it can have one."""
     if of_experts(path):
         return "its expert reads only the tokens that a router chose"
     if any(path.startswith(f"{each}.") for each in layers.eyes):
@@ -227,10 +233,10 @@ def _no_such_layer(layers: Layers, target: str, fit: Mapping[str, tuple[int, int
 # -------- Folders of PEFT adapters
 
 ADAPTER = "adapter_model.safetensors"
-"""The file in which PEFT keeps an adapter's tensors."""
+"""The name of the file in which PEFT stores the tensors of an adapter."""
 
 TAKEN = frozenset({"r", "lora_alpha", "lora_dropout", "target_modules", "target_parameters", "use_rslora"})
-"""Fields that become `team.Lora`; with `use_rslora`, alpha is divided by √r (2312.03732) instead of r."""
+"""Fields that are converted to `team.Lora`. With `use_rslora`, alpha is divided by √r (arXiv:2312.03732) instead of r."""
 
 HARMLESS = {
     "auto_mapping": "names the base's class for PEFT's own loader",
@@ -240,7 +246,7 @@ HARMLESS = {
     "inference_mode": "whether PEFT trains the tensors",
     "fan_in_fan_out": "how a base's weight is stored; PEFT and kapelle decide by the kind of the layer",
 }
-"""Fields that never change the computation, and why."""
+"""Mapping from fields that never change the computation to the reason why they do not."""
 
 UNUSED: tuple[object, ...] = (None, False, {}, [])
 """Values that disable a field."""
@@ -256,7 +262,7 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
     "megatron_core": ("megatron.core", None),
     "qalora_group_size": (16, None),
 }
-"""Values of plain LoRA for fields of `peft.LoraConfig`; all further fields must be `UNUSED`."""
+"""Values of plain LoRA for fields of `peft.LoraConfig`. All fields that are not listed must have a value in `UNUSED`."""
 
 
 def _is_plain(key: str, value: object) -> bool:
@@ -266,10 +272,10 @@ def _is_plain(key: str, value: object) -> bool:
 
 
 def base_and_adapter(path: str) -> tuple[str, str | None]:
-    """Return the path of a base model, and `path` itself if it is a PEFT adapter's folder, otherwise None.
+    """Return the path of a base model, and `path` itself if it is the folder of a PEFT adapter or None otherwise.
 
-    The adapter's `adapter_config.json` names its base, which may be a folder beside the adapter. Raises ModelError if no
-    base is named.
+    The adapter's `adapter_config.json` names the base model, which may be a folder next to the adapter. Raises
+    ModelError if no base model is named.
     """
     file = Path(path) / "adapter_config.json"
     if not file.is_file():
@@ -287,7 +293,7 @@ def base_and_adapter(path: str) -> tuple[str, str | None]:
 
 
 def read_lora(folder: Path) -> Lora:
-    """Read the LoRA settings of a PEFT folder; ModelError lists every field that plain LoRA does not have."""
+    """Read the LoRA settings of a PEFT folder. Raises ModelError, which lists every field that plain LoRA does not have."""
     try:
         settings: Mapping[str, Any] = json.loads((folder / "adapter_config.json").read_text("utf-8"))
         kind, targets = settings["peft_type"], settings["target_modules"]
@@ -319,9 +325,9 @@ def read_lora(folder: Path) -> Lora:
 
 
 def shapes_of(folder: Path, files: str = "*.safetensors") -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in a folder's safetensors files, without reading the tensors.
+    """Return the shape of every tensor in the safetensors files of a folder, without reading the tensors.
 
-    Raises ModelError if there are no such files, or if one cannot be read.
+    Raises ModelError if there are no such files, or if a file cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -1,13 +1,13 @@
-"""Chat templates: which conversations a template can render, how it writes tools, and a bound on its running time.
+"""Chat templates: find out which conversations a template can render and how it writes tools, and limit its running time.
 
-Templates are programs that come with a model. Any exception that they raise becomes a ModelError. Their running time is
-bounded: a watchdog ends a rendering that takes too long with an exception that the interpreter raises between two steps of
-the template's loop. An exponentiation can be a single step without end, so a template that contains one is rejected before
-it runs.
+Chat templates are programs that come with a model. Any exception that a template raises becomes a ModelError. The
+running time of a template is limited: a watchdog ends a rendering that takes too long with an exception that the
+interpreter raises between two steps of the template's loop. A single exponentiation can run without end, so a template
+that contains an exponentiation is rejected before it runs.
 
-Some templates reject a system message (Gemma, the first Mistral), two user messages in a row, or an agent that writes first.
-Others drop such messages silently. Rendering a few small conversations shows what a template supports. Any other message
-becomes part of a user message, which every template supports.
+Some templates reject a system message (Gemma, the first Mistral), two user messages in a row, or an agent that writes
+first. Other templates drop such messages silently. Rendering a few small conversations shows what a template supports.
+Any message that is not supported becomes part of a user message, which every template supports.
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ from kapelle.runtime.watchdog import every_tick
 from kapelle.types import Json, Message
 
 LIMIT_S = 10.0
-"""Time limit of one rendering, in seconds; ordinary renderings take a millisecond."""
+"""The time limit of one rendering in seconds. An ordinary rendering takes a millisecond."""
 _FIX = "Fix its chat_template.jinja, or use another model."
 
 PLAIN = "plain"
-"""Value of `model.chat_template` for the plain template."""
+"""The value of `model.chat_template` that selects the plain template."""
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if not loop.first %}{{ '\\n\\n' }}{% endif %}"
     "{% if message.role != 'system' %}{{ message.role | capitalize }}: {% endif %}{{ message.content | trim }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '\\n\\nAssistant:' }}{% endif %}"
 )
-"""Conversations as plain text, for base models: `User: …`, an empty line, `Assistant: …`. A system message has no role
-name."""
+"""A template that renders conversations as plain text with role names, such as `User: …`, an empty line and `Assistant:
+…`. The template is meant for base models, and a system message has no role name."""
 PLAIN_END = "\nUser:"
-"""The string at which answers end with the plain template, besides the model's end token."""
+"""The string at which answers end with the plain template, in addition to the model's end token."""
 
 
 def named_template(setting: str) -> str:
-    """Return the chat template that a setting names: `plain`, or a Jinja file; ModelError if it cannot be read."""
+    """Return the chat template that a setting names, either `plain` or the path of a Jinja file.
+
+    Raises ModelError if the file cannot be read.
+    """
     if setting == PLAIN:
         return PLAIN_TEMPLATE
     try:
@@ -59,7 +62,7 @@ def named_template(setting: str) -> str:
 
 
 def check_template(name: str, found: str | dict[str, str] | None) -> None:
-    """Raise ModelError if the tokeniser of this name has no chat template, or one that is invalid or contains `**`."""
+    """Raise ModelError if a tokeniser has no chat template, or if the template is invalid or contains `**`."""
     from jinja2 import Environment, TemplateError
 
     if not found:
@@ -85,7 +88,10 @@ _POWER = ("operator", "**")
 
 
 def template_variables(template: str) -> frozenset[str] | None:
-    """Return the arguments that a chat template reads in addition to the conversation and its tools; None if it cannot be parsed."""
+    """Return the arguments that a chat template reads in addition to the conversation and its tools.
+
+    Returns None if the template cannot be parsed.
+    """
     from jinja2 import Environment, TemplateError, meta, nodes
 
     parser = Environment(extensions=["jinja2.ext.loopcontrols"])  # noqa: S701 (nothing is rendered here)
@@ -102,7 +108,7 @@ def template_variables(template: str) -> frozenset[str] | None:
 
 
 def with_defaults(template: str, arguments: Mapping[str, Json]) -> str:
-    """Return a chat template whose arguments have these defaults."""
+    """Return a chat template in which these arguments have default values."""
     given = (
         f"{{%- if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
         for name, value in arguments.items()
@@ -112,22 +118,22 @@ def with_defaults(template: str, arguments: Mapping[str, Json]) -> str:
 
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 _GIVEN = {"messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now"}
-"""Variables that every renderer gives to a chat template."""
+"""Variables that every renderer passes to a chat template."""
 
 
 class _TooLong(Exception):
-    """Raised by the watchdog in a thread that renders."""
+    """The exception that the watchdog raises in a thread whose rendering takes too long."""
 
 
 _lock = threading.Lock()
 _seconds: dict[int, float] = {}
-"""Mapping from a thread to the seconds that it has rendered so far."""
+"""Mapping from a thread to the number of seconds that the thread has been rendering."""
 _ended: set[int] = set()
-"""Threads to which `_TooLong` was sent."""
+"""The threads to which `_TooLong` has been sent."""
 
 
 def _end_long_ones(passed: float) -> None:
-    """Raise `_TooLong` in threads that render for too long; called by the watchdog."""
+    """Raise `_TooLong` in threads whose rendering takes too long. The watchdog calls this function."""
     with _lock:
         for thread in _seconds.keys() - _ended:
             _seconds[thread] += passed
@@ -140,7 +146,10 @@ def _end_long_ones(passed: float) -> None:
 
 @contextmanager
 def rendering(name: str) -> Iterator[None]:
-    """Turn an exception of a template in this context, or a rendering longer than `LIMIT_S`, into a ModelError."""
+    """Convert an exception that a template raises in this context into a ModelError.
+
+    A rendering that takes longer than `LIMIT_S` also raises a ModelError.
+    """
     fault: Exception | None = None
     me = threading.get_ident()
     every_tick(_end_long_ones)
@@ -174,17 +183,18 @@ def rendering(name: str) -> Iterator[None]:
 
 
 Render = Callable[[list[dict[str, Json]], bool], str]
-"""Function that returns a conversation as text; with True, the text opens the agent's next message. Raises ModelError."""
+"""A function that returns a conversation as a string. If the second argument of the function is True, the string ends
+with the opening of the agent's next message. The function raises ModelError if the template fails."""
 
 _ROLES = ("system", "developer", "tool", "function")
 
 WORDS = ("kapelleone", "kapelletwo", "kapellethree")
-"""Contents of the small conversations; a template can neither strip nor escape them."""
+"""The contents of the small conversations. A template can neither strip nor escape these words."""
 
 
 @dataclass(slots=True)
 class TemplateForm:
-    """The conversations that one template supports; each kind is rendered once, when it is first needed."""
+    """The kinds of conversations that one template supports. Each kind is rendered once, when it is first needed."""
 
     _render: Render
     _taken: dict[tuple[str, ...], bool] = field(default_factory=dict)
@@ -192,7 +202,7 @@ class TemplateForm:
     _header: str | None = None
 
     def text(self, messages: Sequence[Message], *, speak: bool) -> str:
-        """Return a conversation as text; with `speak`, it ends at the start of the agent's next message.
+        """Return a conversation as a string. With `speak`, the string ends at the start of the agent's next message.
 
         Raises ModelError if the template fails.
         """
@@ -206,7 +216,7 @@ class TemplateForm:
 
     @property
     def header(self) -> str:
-        """The opening of an agent's message, if the template ignores `add_generation_prompt`; usually empty."""
+        """The opening of an agent's message if the template ignores `add_generation_prompt`. For most templates, the string is empty."""
         if self._header is None:
             header, question = "", [Message("user", WORDS[0])]
             closed = self._written(question, speak=False)
@@ -222,7 +232,7 @@ class TemplateForm:
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """What the template does not support, and how kapelle handles it; empty for most templates."""
+        """Descriptions of what the template does not support and how kapelle handles it. For most templates, the tuple is empty."""
         found = []
         if not self._takes("system", "user"):
             found.append(
@@ -239,7 +249,7 @@ class TemplateForm:
         return tuple(found)
 
     def _fitted(self, messages: Sequence[Message], *, speak: bool) -> list[Message]:
-        """Return messages with the same content, in roles and an order that the template supports."""
+        """Return messages with the same content, with roles and in an order that the template supports."""
         fitted: list[Message] = []
         joins = False
         for message in messages:
@@ -302,17 +312,17 @@ class TemplateForm:
 
 
 RenderTools = Callable[[list[dict[str, Json]], bool, Json], str]
-"""Function that returns a conversation as text, with tools in OpenAI's format or None; see `Render`."""
+"""A function that returns a conversation as a string, with tools in OpenAI's format or None (see `Render`)."""
 
 
 @dataclass(slots=True)
 class ToolTemplate:
-    """How a template writes tools, calls and their results; determined by rendering a small conversation."""
+    """The format in which a template writes tools, calls and their results, which is determined by rendering a small conversation."""
 
     _render: RenderTools
     _special_end: Callable[[str], str]
     _as_text: bool = False
-    """Whether the arguments of a call are a JSON string; most templates take an object."""
+    """Whether the arguments of a call are a JSON string. Most templates take an object."""
     _known: bool | None = None
 
     @property
@@ -329,7 +339,7 @@ class ToolTemplate:
         return self._known
 
     def start(self, messages: Sequence[Message]) -> str | None:
-        """Return a new conversation as text; None if it has no structured messages, or if the template fails."""
+        """Return a new conversation as a string, or None if no message is structured or the template fails."""
         if not self.known or all(message.structured is None for message in messages):
             return None
         with suppress(ModelError):
@@ -337,9 +347,9 @@ class ToolTemplate:
         return None
 
     def called(self, *calls: Mapping[str, Json], content: str = "") -> str:
-        """Return an answer with this content and calls (`name`, `arguments`) as text, without its end token.
+        """Return an answer with this content and these calls (`name`, `arguments`) as a string, without its end token.
 
-        The result is empty if the template does not support tools, or does not append answers to the prompt.
+        The string is empty if the template does not support tools or does not append answers to the prompt.
         """
         if not self.known:
             return ""
@@ -356,7 +366,7 @@ class ToolTemplate:
         return ""
 
     def after_calls(self, messages: Sequence[Message]) -> str | None:
-        """Return these messages (results of calls first) as the template writes them after an answer; None if it does not support that."""
+        """Return messages that begin with results of calls as the template writes them after an answer, or None if this is unsupported."""
         rows = _rows(messages)
         results = list(itertools.takewhile(lambda row: "tool_call_id" in row, rows))
         if not self.known or not results:

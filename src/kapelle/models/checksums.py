@@ -1,9 +1,9 @@
-"""Checksums of folders of weights: `kapelle.json` lists the size and hash of every file; they are verified on reading.
+"""Write and verify checksums of folders of weights. The file `kapelle.json` lists the size and hash of every file in a folder.
 
     {"base": "3f…", "files": {"adapter_model.safetensors": {"bytes": 4096, "sha256": "9a…"}, …}}
 
-`base` is the hash of the weights that an adapter was trained on. A folder without `kapelle.json` was made by another
-program and is not verified.
+The value of `base` is the hash of the weights on which an adapter was trained. A folder without `kapelle.json` was
+written by another program and is not verified.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kapelle.errors import ModelError
 from kapelle.runtime.files import check_listed, sha256, unique_keys
 
 CHECKSUMS = "kapelle.json"
-"""The file that kapelle writes next to weights."""
+"""The name of the file that kapelle writes next to weights."""
 WEIGHTS = ".safetensors"
 
 
 def write_checksums(folder: Path, base: str | None = None) -> None:
-    """Write the size and hash of every file in a folder; `base` is the hash of the base weights under an adapter."""
+    """Write the size and hash of every file in a folder. For an adapter, `base` is the hash of the base weights."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
     listed = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)}
@@ -33,15 +33,16 @@ def write_checksums(folder: Path, base: str | None = None) -> None:
 
 
 def base_of(folder: Path) -> str | None:
-    """Return the hash of the base that a folder's adapter was trained on; None if it is not recorded."""
+    """Return the hash of the base model on which the adapter in a folder was trained, or None if the hash is not recorded."""
     base = _read_checksums(folder).get("base")
     return None if base is None else str(base)
 
 
 def verify_folder(folder: Path, *, settings_only: bool = False) -> bool:
-    """Check that a folder's files are unchanged since kapelle wrote them; return False if there is no list of them.
+    """Check that the files of a folder have not changed since kapelle wrote them. Returns False if there is no list of files.
 
-    `settings_only` skips the weights and is fast. Raises ModelError with the name of the first missing or changed file.
+    With `settings_only`, weights are skipped, which is fast. Raises ModelError with the name of the first missing or
+    changed file.
     """
     listed = listed_files(folder)
     if listed is None:
@@ -65,13 +66,16 @@ def verify_folder(folder: Path, *, settings_only: bool = False) -> bool:
 
 
 def listed_files(folder: Path) -> Mapping[str, Mapping[str, Any]] | None:
-    """Return the size and SHA-256 of every file as kapelle wrote it, by name; None without a list, ModelError for a broken one."""
+    """Return the size and SHA-256 of every file as kapelle wrote it, by name, or None if the folder has no list of files.
+
+    Raises ModelError if the list is damaged.
+    """
     found = _read_checksums(folder)
     return dict(found["files"]) if "files" in found else None
 
 
 def _read_checksums(folder: Path) -> dict[str, Any]:
-    """Return the content of `kapelle.json`; empty if there is none."""
+    """Return the content of `kapelle.json`, or an empty dict if the file does not exist."""
     found = _read(folder / CHECKSUMS)
     if not found.keys() <= {"base", "files"} or not isinstance(found.get("base", ""), str):
         raise _broken(folder / CHECKSUMS, "it contains keys that kapelle does not write")

@@ -1,9 +1,9 @@
-"""Keep the text of messages from becoming control tokens, which mark the start and end of messages.
+"""Prevent the text of messages from being tokenised as control tokens, which mark the start and end of messages.
 
-A tokeniser reads `<|im_end|>` as one token anywhere in a string. A partner, a data row, a tool or a user could therefore
-end a message and open another one. Before the chat template renders a message, the first letter of each such mark is
-replaced by a private character. After rendering, marks with a private character are tokenised in two pieces: the agent
-reads the same letters but no control token. Messages without marks keep their ids.
+A tokeniser reads `<|im_end|>` as one token anywhere in a string. The text of a partner, a dataset, a tool or a user
+could therefore end a message and start another message. Before the chat template renders a message, the first letter of
+each such mark is replaced by a private character. After rendering, marks that contain a private character are tokenised
+in two pieces. The agent reads the same letters, but no control token. Messages without marks keep their token ids.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from kapelle.types import Json
 
 _PRIVATE = 0x10F000
-"""The first private character; each letter that can begin a mark has its own."""
+"""The first private character. Each letter with which a mark can begin has its own private character."""
 _ESCAPE = chr(0x10FFFD)
-"""Escapes a private character that a text already contains."""
+"""The character that escapes a private character that a text already contains."""
 _OWN = re.compile(f"[{chr(_PRIVATE)}-{_ESCAPE}]")
 _SPLIT = re.compile(f"({_ESCAPE}.|[{chr(_PRIVATE)}-{_ESCAPE}])", re.DOTALL)
 
@@ -40,12 +40,12 @@ class ControlTokens:
         self._ids = frozenset(tokens.values()) - unknown
 
     def _marks(self, text: str) -> list[re.Match[str]]:
-        """Return all marks in a text, including overlapping ones."""
+        """Return all marks in a text, including overlapping marks."""
         starts = (found.start() for found in self._first.finditer(text))
         return [mark for start in starts if (mark := self._mark.match(text, start))]
 
     def hide(self, value: Json, allowed: Container[str] = ()) -> Json:
-        """Return a message's text with private characters where a mark may begin; JSON is handled string by string.
+        """Return the text of a message with private characters where a mark may begin. In JSON, each string is handled separately.
 
         Marks in `allowed` stay unchanged.
         """
@@ -70,13 +70,13 @@ class ControlTokens:
         return "".join(self._hidden[c] if k in places else c for k, c in enumerate(text)) if places else text
 
     def show(self, text: str) -> str:
-        """Undo `hide`."""
+        """Return the original text of a text that `hide` has changed."""
         return "".join(
             self._shown.get(part, part[-1:]) if k % 2 else part for k, part in enumerate(_SPLIT.split(text))
         )
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of a rendered text, with control tokens only where the template itself wrote them."""
+        """Return the token ids of a rendered text, with control tokens only where the template itself wrote them."""
         if not _OWN.search(text):
             ids = self._encode(text)
             if self._of_control(ids) == self._known(self._mark.findall(text)):
@@ -112,7 +112,7 @@ class ControlTokens:
         return self._of_control([self._tokens[mark] for mark in marks])
 
     def _pieces(self, text: str, cuts: Sequence[int]) -> list[int]:
-        """Return the ids of a text that is tokenised in the pieces between cuts."""
+        """Return the token ids of a text that is tokenised in the pieces between the positions in `cuts`."""
         pieces = [text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
         ids = [*self._encode(pieces[0])]
         line = [*self._encode("\n")] if len(pieces) > 1 else []
@@ -123,7 +123,7 @@ class ControlTokens:
         return ids
 
     def _spelled(self, text: str, start: int, end: int, cuts: Sequence[int]) -> list[int]:
-        """Return the ids of a part of a text, letter by letter if it would contain a control token."""
+        """Return the token ids of a part of a text. If the part would contain a control token, it is tokenised letter by letter."""
         ids = self._pieces(text[start:end], [0, *(cut - start for cut in cuts if start < cut < end)])
         if self._ids.isdisjoint(ids):
             return ids

@@ -1,8 +1,8 @@
-"""Check devices before use, keep freed memory in the process, and check for the library `bitsandbytes`.
+"""Check devices before use, keep freed memory in the process, and check whether `bitsandbytes` is available.
 
-bitsandbytes is an optional extra that needs a CUDA device. It provides optimisers with one-byte moments, and frozen bases
-with four bits per weight. It is imported where it is used. The tests use a fake with the same interface, so its results on
-a GPU are untested here.
+The library bitsandbytes is optional and needs a CUDA device. bitsandbytes provides optimisers with one-byte moments,
+and frozen base models with four bits per weight. The library bitsandbytes is imported only where it is used. The tests
+use a fake with the same interface, so the results of bitsandbytes on a GPU are not covered by these tests.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from kapelle.errors import AbsentPackage, ConfigError, noting
 from kapelle.settings.checks import Check, RunToCheck
 
 KEPT = 1 << 30
-"""Maximum free bytes at the end of the heap before they are returned to the system."""
+"""The maximum number of free bytes at the end of the heap before they are returned to the operating system."""
 
 MAPPED = 1 << 25
-"""Bytes from which a block is mapped separately; the largest value that every glibc accepts."""
+"""The size in bytes from which a block of memory is mapped separately. The value is the largest that every glibc
+accepts."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def check_device(device: str | None, setting: str) -> None:
-    """Raise ConfigError, with the setting's name, if this device cannot be used; None means any device."""
+    """Raise ConfigError, which names the setting, if a device cannot be used. None stands for any device."""
     if device in {None, "cpu"}:
         return  # without importing torch, which takes seconds
     import torch
@@ -45,11 +46,12 @@ def check_device(device: str | None, setting: str) -> None:
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Make this process's allocator keep freed memory, once; return False if it is not glibc's or the user configured it.
+    """Configure the allocator of this process to keep freed memory. Repeated calls have no further effect.
 
-    glibc returns free memory at the end of the heap to the system and remaps large blocks at every use. The first access to
-    each page then causes a page fault, and the system clears the page. Each update needs tensors as large as those of the
-    last update, so the process would request the returned memory again within milliseconds.
+    Returns False if the allocator is not that of glibc or if the user has configured it. By default, glibc returns free
+    memory at the end of the heap to the operating system and maps large blocks anew at every use. The first access to
+    each page then causes a page fault, and the operating system clears the page. Each update needs tensors as large as
+    those of the previous update, so the process would request the returned memory again within milliseconds.
     """
     if any(os.environ.get(name) for name in _USER_SETTINGS) or os.name != "posix":
         return False
@@ -59,7 +61,7 @@ def keep_freed_memory() -> bool:
 
 
 def check_bitsandbytes(setting: str, instead: str) -> None:
-    """Raise ConfigError, with the setting and an alternative, if bitsandbytes or CUDA is missing."""
+    """Raise ConfigError, which names the setting and an alternative, if bitsandbytes or a CUDA device is missing."""
     if find_spec("bitsandbytes") is None:
         raise AbsentPackage(
             f"`{setting}` needs bitsandbytes, which is not installed. Run `pip install 'kapelle[quantised]'` on a machine with a "
@@ -74,7 +76,10 @@ def check_bitsandbytes(setting: str, instead: str) -> None:
 
 
 def check_quantization(run: RunToCheck) -> Iterator[str]:
-    """Yield why a base cannot have four bits: trained, or not pretrained; AbsentPackage if this machine has no kernels."""
+    """Yield an error message if `model.quantization` cannot be used because the model is trained or is not pretrained.
+
+    Raises AbsentPackage if this machine does not support quantisation.
+    """
     model, team = run.config.model, run.team
     if model.quantization is None:
         return

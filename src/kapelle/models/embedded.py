@@ -1,8 +1,8 @@
-"""The embedded model, which kapelle creates itself: Qwen3 architecture, about a million weights, bytes as tokens.
+"""The embedded model, which kapelle creates itself, has the Qwen3 architecture, about a million weights, and bytes as tokens.
 
-It is a tiny causal language model, initialised from a seed and warmed up on scripted demonstrations, so that every
-algorithm runs on a laptop without a download. Its tokeniser has one token per byte, so that it can read any text, and one
-token per role.
+The embedded model is a tiny causal language model. The embedded model is initialised from a seed and warmed up on
+scripted demonstrations, so that every algorithm runs on a laptop without a download. The tokeniser of the embedded
+model has one token per byte, so that it can read any text, and one token per role.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ END = "<|end|>"
 PAD = "<|pad|>"
 ROLES = ("system", "user", "assistant", "tool")
 SPECIAL = (PAD, END, *(f"<|{role}|>" for role in ROLES))
-"""The first tokens; the tokens of the 256 bytes follow."""
+"""The first tokens of the vocabulary. The tokens of the 256 bytes follow after them."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
 
 
 EYES = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
-"""The last tokens of the vision-language variant, with Qwen's names."""
+"""The last tokens of the vocabulary of the vision-language variant, which have the same names as Qwen's tokens."""
 
 SEEING_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{% if message['content'] is string %}"
@@ -58,7 +58,7 @@ def build_tokenizer(context: int, *, sees: bool = False) -> PreTrainedTokenizerF
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return the tokeniser of the library tokenizers, without a chat template."""
+    """Return the byte tokeniser as an object of the library tokenizers, without a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -70,7 +70,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def settings_of(config: EmbeddedConfig) -> dict[str, Any]:
-    """Return the model's shape as the fields of a `config.json`."""
+    """Return the architecture of the embedded model as the fields of a `config.json`."""
     return {
         "model_type": "qwen3",
         "vocab_size": len(SPECIAL) + 256,
@@ -86,7 +86,7 @@ def settings_of(config: EmbeddedConfig) -> dict[str, Any]:
 
 
 def image_processor() -> Any:
-    """Return the image processor of the vision-language variant: patches of 4 × 4 pixels, images of at most 32 × 32."""
+    """Return the image processor of the vision-language variant: patches of 4 × 4 pixels, images of at most 32 × 32 pixels."""
     from transformers import Qwen2VLImageProcessorPil
 
     return Qwen2VLImageProcessorPil(
@@ -101,7 +101,7 @@ PATCH = 4
 
 
 def _seeing_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: int) -> PreTrainedModel:
-    """Return an untrained model with the architecture of Qwen2.5-VL (2502.13923)."""
+    """Return an untrained model with the architecture of Qwen2.5-VL (arXiv:2502.13923)."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     text = {key: value for key, value in settings_of(config).items() if key not in ("model_type", "head_dim")}
@@ -141,7 +141,7 @@ def _seeing_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: 
 
 
 def build_model(config: EmbeddedConfig, vocabulary: int, end_id: int, pad_id: int) -> PreTrainedModel:
-    """Return an untrained Qwen3 causal LM (2505.09388) or vision-language model; its weights depend only on `config`."""
+    """Return an untrained Qwen3 causal LM (arXiv:2505.09388) or vision-language model. The weights depend only on `config`."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

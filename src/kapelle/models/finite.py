@@ -1,4 +1,4 @@
-"""Check that learned tensors are finite: after a step, before a save and after a load."""
+"""Check that learned tensors are finite: after an optimiser step, before saving and after loading."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 _SECOND_MOMENT = "exp_avg_sq"
 COPIED = 1 << 24
-"""Maximum number of values that are copied to be checked together."""
+"""The maximum number of values that are copied so that they can be checked together."""
 
 
 def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Return the fault of the first tensor from which training cannot continue; None if all are usable.
+    """Return the fault of the first tensor from which training cannot continue, or None if all tensors are usable.
 
-    Faults are NaN, infinities, a sum of squares that overflows float32 or a wider tensor type (the next forward pass would
-    produce infinities), and an AdamW second moment below 0. The function reads every tensor once and synchronises once per
-    device; it reads tensors one by one only if there is a fault.
+    Faults are NaN, infinities, a sum of squares that overflows float32 or a wider tensor type (the next forward pass
+    would produce infinities), and an AdamW second moment below 0. The function reads every tensor once and synchronises
+    once per device. Tensors are checked one by one only if there is a fault.
     """
     kinds = _by_kind(tensors)
     if all(read_together([_sound(kind) for kind in kinds])):
@@ -39,7 +39,10 @@ def poisoned(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def soundness(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Return scalars, true if training can continue from the tensors of one device and type; does not wait for the device."""
+    """Return one scalar per device and type, which is true if training can continue from the tensors of this device and type.
+
+    The function does not wait for the device.
+    """
     return [_sound(kind) for kind in _by_kind(tensors)]
 
 
@@ -66,7 +69,7 @@ def _sound(alike: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _least(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return scalars with the same minimum as all tensors; on a GPU small tensors are copied and reduced together."""
+    """Return scalars with the same minimum as all tensors. On a GPU, small tensors are copied and reduced together."""
     import torch
 
     together = 0 if tensors[0].device.type == "cpu" else COPIED
@@ -86,14 +89,14 @@ def _least(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:
-    """Return the type in which squares are summed."""
+    """Return the type in which the squares of a tensor are summed."""
     import torch
 
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def learned(state: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Return the learned tensors of a checkpoint's state: all but those of the random generators.
+    """Return the learned tensors of a checkpoint's state, which are all tensors except those of the random generators.
 
     A tensor that is sharded over processes is represented by this process's shard.
     """

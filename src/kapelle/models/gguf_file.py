@@ -1,4 +1,4 @@
-"""Find a model's GGUF file without reading it; `pretrained.converted` converts it."""
+"""Find the GGUF file of a model without reading it. The function `pretrained.converted` converts such a file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ SUFFIX = ".gguf"
 
 
 def gguf_file(path: str) -> Path | None:
-    """Return the GGUF file at a path: the file itself, or the only GGUF file in a folder without `config.json`; None if there is none.
+    """Return the GGUF file at a path, or None if there is none.
 
-    Raises ModelError for a folder with several GGUF files.
+    The path may be the file itself or a folder without `config.json` that contains one GGUF file. Raises ModelError if
+    the folder contains several GGUF files.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -29,7 +30,7 @@ def gguf_file(path: str) -> Path | None:
 
 
 def check_gguf(file: Path) -> None:
-    """Raise an error if a GGUF file cannot be read here; only the file's beginning is read."""
+    """Raise an error if a GGUF file cannot be read on this machine. Only the beginning of the file is read."""
     with file.open("rb") as content:
         if content.read(4) != b"GGUF":
             raise ModelError(

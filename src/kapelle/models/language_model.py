@@ -1,9 +1,11 @@
-"""A causal language model as the engines use it: backbone, head, tokeniser, adapters and value heads. Also a reward model.
+"""A causal language model with its decoder, output head, tokeniser, adapters and value heads; also a reward model.
 
-Any `transformers` causal LM works if its logits are a linear map of the last hidden state, with an optional factor and soft
-cap. Loading checks this. docs/models.md lists what each family supports.
+Any causal LM of `transformers` is supported if its logits are a linear map of the last hidden state, with an optional
+factor and soft cap. The map to logits is checked when a model is loaded. The page docs/models.md lists what is
+supported for each model family.
 
-Shapes: R rows, L positions, D hidden size, K chosen positions, V vocabulary, B conversations.
+In tensor shapes, R is the number of rows, L of positions, K of chosen positions and B of conversations; D is the hidden
+size and V the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -42,17 +44,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CHECKED = 12
-"""Number of tokens of the sequence with which a model is checked when it is loaded."""
+"""The number of tokens of the sequence with which a model is checked when it is loaded."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 HALF = (torch.bfloat16, torch.float16)
 
 BOUND = 1e-4
-"""Maximum difference between two passes in float32 over the same weights, as a share of the logits' norm."""
+"""The maximum difference between two float32 passes over the same weights, relative to the norm of the logits."""
 
 HALF_BOUND = 0.1
-"""The same limit in half precision."""
+"""The maximum difference between two half-precision passes over the same weights, relative to the norm of the logits."""
 
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "logits_mup_width_multiplier")
 """Settings of `transformers` that multiply or divide the logits."""
@@ -60,11 +62,11 @@ CAPS = ("final_logit_softcapping", "logits_soft_cap")
 """Settings of `transformers` that cap the logits."""
 
 Run = Callable[..., Any]
-"""Function that is called with a block and its arguments, and returns the block's result."""
+"""A function that is called with a block and the block's arguments and returns the block's result."""
 
 
 class LanguageModel:
-    """One base model in memory, with its adapters and value heads."""
+    """A base model in memory, with its adapters and value heads."""
 
     def __init__(
         self,
@@ -78,12 +80,12 @@ class LanguageModel:
         trains_router: bool = False,
         replays_routing: bool = False,
     ) -> None:
-        """Wrap a model in memory; ModelError for weights that kapelle would compute incorrectly.
+        """Wrap a model in memory. Raises ModelError for weights that kapelle would compute incorrectly.
 
-        With `trains_router`, the routers of a mixture are trained if all its weights are. With `replays_routing`, training
-        uses the experts that sampling chose. With its image processor, a model of the Qwen-VL type reads images
-        (`models/vision.py`). With `kernels`, passes on CUDA use the kernels of models/fast/kernels.py, otherwise torch's
-        plain operations.
+        With `trains_router`, the routers of a mixture are trained if all weights are trained. With `replays_routing`,
+        training uses the experts that sampling chose. With an image processor, a model of the Qwen-VL type reads images
+        (`models/vision.py`). With `kernels`, passes on CUDA use the kernels of models/fast/kernels.py; otherwise,
+        passes use torch's plain operations.
         """
         # kapelle reads weights directly, so it would miss the adapters in PEFT's layers.
         if any(type(module).__module__.startswith("peft.") for module in model.modules()):
@@ -125,24 +127,24 @@ class LanguageModel:
         self.kernels = kernels
         self.bank = LoraBank(model, kernels=kernels)
         self.flat = flat_of(model, kernels=kernels)
-        """The flat forward pass; None if only `transformers` supports the architecture."""
+        """The flat forward pass, or None if only `transformers` supports the architecture."""
         self.sharded_pass: Callable[..., Tensor] | None = None
-        """Replaces `whole_pass` while this process holds a shard of the weights."""
+        """The function that replaces `whole_pass` while this process holds a shard of the weights."""
         self.computes_on: torch.device | None = None
-        """The device of passes if FSDP shards the weights at times; None for the device of the weights."""
+        """The device of forward passes if FSDP sometimes shards the weights, or None for the device of the weights."""
         self.value_heads: dict[str, nn.Linear] = {}
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
-        """The number of embeddings; valid token ids are below it."""
+        """The number of embeddings. Valid token ids are less than this number."""
         self.vision = (
             None
             if image_processor is None
             else Vision(image_processor, model.config, cast("Any", body).get_rope_index)
         )
-        """Prepares images; None for a model that reads only text."""
+        """The object that prepares images, or None for a model that reads only text."""
         self.trains_router = trains_router
-        """Whether the routers are trained if all weights are."""
+        """Whether the routers are trained if all weights are trained."""
         self.choices = RouterChoices(model, self.bank) if replays_routing else None
-        """The routers' choices if sampling records them for training; otherwise None."""
+        """The choices of the routers if sampling records them for training; otherwise None."""
         generation = getattr(model, "generation_config", None)
         ends = end_tokens({} if generation is None else generation.to_dict())
         context = context_of(model.config, tokenizer)
@@ -157,12 +159,12 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of its passes."""
+        """The device on which forward passes are computed."""
         device: torch.device = self.model.device
         return self.computes_on or device
 
     def to(self, device: str | None) -> LanguageModel:
-        """Move the weights to a device, one at a time, and return the model; None keeps them."""
+        """Move the weights to a device, one tensor at a time, and return the model. None keeps the current device."""
         if device is not None:
             nn.Module.to(self.model, device)
             for head in self.value_heads.values():
@@ -171,7 +173,7 @@ class LanguageModel:
 
     @property
     def held_in_half(self) -> bool:
-        """Whether weights have two bytes each; such weights are frozen."""
+        """Whether the model stores any weight in a type other than float32. Such a model's weights are frozen."""
         return any(parameter.dtype != torch.float32 for parameter in self.model.parameters())
 
     @property
@@ -183,17 +185,17 @@ class LanguageModel:
 
     @property
     def hidden_size(self) -> int:
-        """D."""
+        """The hidden size (D)."""
         return int(self.model.get_input_embeddings().weight.shape[1])
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end a turn."""
+        """The tokens that end a turn."""
         return self.renderer.end_ids
 
     @cached_property
     def masks(self) -> TokenMasks:
-        """The tokens that constraints allow."""
+        """The object that computes which tokens constraints allow."""
         return TokenMasks(self.tokenizer, len(self.model.get_output_embeddings().weight), self.end_ids)
 
     @contextmanager
@@ -202,7 +204,8 @@ class LanguageModel:
     ) -> Iterator[None]:
         """Run the forward passes of this context in the compute type, with rows routed to their adapters.
 
-        `keys_N` are the keys of dropout. With `experts_NLk`, tokens use these experts of a mixture (`models/routing.py`).
+        The tensor `keys_N` contains dropout keys. With `experts_NLk`, tokens use these experts of a mixture
+        (`models/routing.py`).
         """
         keep_freed_memory()
         half = self.dtype != torch.float32
@@ -221,11 +224,12 @@ class LanguageModel:
         recompute: bool = False,
         images: Mapping[int, tuple[Image, ...]] = MappingProxyType({}),
     ) -> Tensor:
-        """Return the last hidden states `_ND` of flat tokens; call it inside `computing`.
+        """Return the last hidden states of flat tokens, of shape (N, D). Call this method inside the context `computing`.
 
-        `images` maps the first token of a sequence to its images. Plans with shared prefixes need a model with a flat pass;
-        other models run on padded sequences, bucket by bucket. With `recompute`, the forward pass keeps only the input of
-        each block, and the backward pass recomputes the block.
+        The mapping `images` contains the images of a sequence by the index of the sequence's first token. Plans with
+        shared prefixes require a model with a flat pass; other models process padded sequences, one bucket after
+        another. With `recompute`, the forward pass keeps only the input of each block, and the backward pass recomputes
+        the block.
         """
         run = recompute_blocks(self.bank) if recompute else None
         if self.sharded_pass is not None:
@@ -240,25 +244,25 @@ class LanguageModel:
         return OutputHead(layer.weight, getattr(layer, "bias", None), self._scale, self._softcap)
 
     def logits(self, hidden_KD: Tensor) -> Tensor:
-        """Return logits `_KV` in at least float32."""
+        """Return the logits of hidden states, of shape (K, V), in at least float32."""
         return self.head.finish(self.model.get_output_embeddings()(hidden_KD))
 
     def values(self, critic: str, hidden_KD: Tensor) -> Tensor:
-        """Return a critic's values `_K` in float32."""
+        """Return the values of a critic, of shape (K,), in float32."""
         head = self.value_heads[critic]
         with torch.autocast(self.device.type, enabled=False):
             values: Tensor = head(hidden_KD.to(head.weight.dtype)).squeeze(-1)
         return values
 
     def add_value_head(self, critic: str) -> None:
-        """Add a scalar head that starts at zero, so that an untrained critic predicts 0."""
+        """Add a scalar value head whose weights are zero, so that an untrained critic predicts 0."""
         head = nn.Linear(self.hidden_size, 1, device=self.device)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         self.value_heads[critic] = head
 
     def base_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the base's own parameters under their `transformers` names, without adapters."""
+        """Return the parameters of the base model under their `transformers` names, without adapters."""
         return {
             key.replace(".base.", "."): parameter
             for key, parameter in self.model.named_parameters()
@@ -267,7 +271,7 @@ class LanguageModel:
 
     @property
     def frozen_parameters(self) -> frozenset[str]:
-        """Names in `base_parameters` that stay frozen when all weights are trained: vision tower, projector and routers."""
+        """The names in `base_parameters` that stay frozen when all weights are trained: vision tower, projector and routers."""
         layers = layers_of(self.model)
         beside = tuple(f"{path}." for path in layers.eyes)
         frozen = beside if self.trains_router else (*beside, *(f"{path}." for path in layers.routers))
@@ -275,10 +279,10 @@ class LanguageModel:
 
     @torch.no_grad()
     def _checked_head(self) -> tuple[float, float | None]:
-        """Return the factor and the soft cap by which the model's logits follow from the head's linear map.
+        """Return the factor and the soft cap with which the model's logits follow from the linear map of the output head.
 
-        The method compares logits of a few tokens with the model's own. Raises ModelError if the head does more than that,
-        or if our forward pass differs.
+        The method compares the logits of a few tokens with the model's own logits. Raises ModelError if the output head
+        computes more than a linear map, a factor and a soft cap, or if kapelle's forward pass differs.
         """
         tokens_N = torch.arange(1, 2 * CHECKED, device=self.device) % self.vocabulary
         lengths = (CHECKED, CHECKED - 1)  # in one bucket, so that a padded pass has padding
@@ -311,9 +315,10 @@ def whole_pass(
     run: Run | None,
     images: Mapping[int, tuple[Image, ...]] = MappingProxyType({}),
 ) -> Tensor:
-    """Return the last hidden states `_ND` of flat tokens by a model's own modules; `run`, if given, calls each block.
+    """Return the last hidden states of flat tokens, of shape (N, D), computed by the model's own modules.
 
-    `images` maps the first token of a sequence to its images.
+    If `run` is given, it calls each block. The mapping `images` contains the images of a sequence by the index of the
+    sequence's first token.
     """
     if model.flat is not None:
         return model.flat.hidden(tokens_N, positions_N, model.flat.by_plan(plan), run)
@@ -332,9 +337,9 @@ def whole_pass(
 
 
 def load_language_model(config: ModelConfig, *, trained: bool = True) -> LanguageModel:
-    """Build the embedded model, or load a folder or a model from the hub; ModelError if that fails.
+    """Build the embedded model, or load a model from a folder or from the hub. Raises ModelError if loading fails.
 
-    If the weights are not `trained`, they are stored in the compute type, otherwise in float32.
+    If the weights are `trained`, they are stored in float32; otherwise, they are stored in the compute type.
     """
     from kapelle.models.embedded import build_model, build_tokenizer, image_processor
 
@@ -385,14 +390,14 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
 
 
 def hold_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Round a model's weights to a type, one at a time; buffers such as rotary angles keep their type."""
+    """Round the weights of a model to a type, one tensor at a time. Buffers such as rotary angles keep their type."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
 
 
 def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
-    """Return a frozen copy of a base that has no adapters."""
+    """Return a frozen copy of a base model that has no adapters."""
     import copy
 
     assert not source.bank.adapters, "only a bare base is copied"
@@ -412,7 +417,7 @@ def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
 class OutputHead(NamedTuple):
     """The last linear map of a language model as plain data, for passes over a part of the vocabulary.
 
-    Logits are `softcap · tanh(scale · (W h + b) / softcap)`, or `scale · (W h + b)` without a cap.
+    The logits are `softcap · tanh(scale · (W h + b) / softcap)`, or `scale · (W h + b)` without a cap.
     """
 
     weight_VD: Tensor
@@ -421,7 +426,7 @@ class OutputHead(NamedTuple):
     softcap: float | None = None
 
     def finish(self, product_KV: Tensor) -> Tensor:
-        """Return logits, in at least float32, from products `W h + b` of any part of the vocabulary."""
+        """Return logits in at least float32, given the products `W h + b` for any part of the vocabulary."""
         logits_KV = product_KV if product_KV.itemsize >= 4 else product_KV.float()
         if self.scale != 1.0:
             logits_KV = logits_KV * self.scale
@@ -430,19 +435,19 @@ class OutputHead(NamedTuple):
         return logits_KV
 
     def slope(self, logits_KV: Tensor) -> Tensor | None:
-        """Return the derivative of `finish` without its `scale`, from logits; None where it is 1."""
+        """Return the derivative of `finish` without the factor `scale`, given the logits, or None if the derivative is 1."""
         return None if self.softcap is None else 1 - (logits_KV / self.softcap).square()
 
 
 def scale_and_cap(
     settings: Mapping[str, Any], product_KV: Tensor, logits_KV: Tensor, bound: float
 ) -> tuple[float, float | None] | None:
-    """Return the factor and the cap that a model's settings define for its logits; None if no interpretation of them fits.
+    """Return the factor and the soft cap that a model's settings define for its logits, or None if no interpretation fits.
 
-    Granite divides its logits by a setting, Cohere and Falcon-H1 multiply them by one, and Gemma 2 caps them. With the same
-    name (`logits_scaling`), some models divide and others multiply. Every interpretation of the settings is therefore a
-    candidate, the simplest last, and the model's own logits decide. `bound` is the maximum difference, as a share of the
-    logits' norm.
+    Granite divides its logits by a setting, Cohere and Falcon-H1 multiply their logits by a setting, and Gemma 2 caps
+    its logits. With the same setting name (`logits_scaling`), some models divide and others multiply. Every
+    interpretation of the settings is therefore a candidate, with the simplest interpretation last, and the model's own
+    logits decide. The argument `bound` is the maximum difference relative to the norm of the logits.
     """
     expected_KV = logits_KV.float()
     scales = [float(settings[key]) for key in SCALES if isinstance(settings.get(key), float | int)]
@@ -456,10 +461,10 @@ def scale_and_cap(
 
 
 def recompute_blocks(bank: LoraBank) -> Run:
-    """Return a function that runs a block, keeps only its arguments, and reruns it in the backward pass (1604.06174).
+    """Return a function that runs a block, keeps only its arguments, and reruns it in the backward pass (arXiv:1604.06174).
 
-    The backward pass runs after the bank's route has ended. Each block therefore stores the route, the dropout keys and the
-    experts of its forward pass; torch restores autocast.
+    The backward pass runs after the route of the bank has been reset. Each block therefore stores the route, the
+    dropout keys and the experts of its forward pass. The autocast settings are restored by torch.
     """
 
     def run(block: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -475,7 +480,7 @@ def recompute_blocks(bank: LoraBank) -> Run:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the decoder blocks of a `transformers` model; ModelError if its architecture does not mark its blocks."""
+    """Return the decoder blocks of a `transformers` model. Raises ModelError if the architecture does not mark its blocks."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     found: list[nn.Module] = [
@@ -504,9 +509,9 @@ def blocks_run_by(model: nn.Module, run: Run) -> Iterator[None]:
 
 @contextmanager
 def in_float32(model: LanguageModel) -> Iterator[None]:
-    """Compute passes in this context in float32: each module's half-precision weights are widened while it runs.
+    """Compute the forward passes of this context in float32, by widening the half-precision weights of each module while it runs.
 
-    Afterwards every weight is the same tensor as before, in the same memory.
+    Afterwards, every weight is the same tensor as before, in the same memory.
     """
     dtype, model.dtype = model.dtype, torch.float32
     hooks = [
@@ -524,7 +529,7 @@ def in_float32(model: LanguageModel) -> Iterator[None]:
 
 
 def _widening_hooks(module: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-    """Widen a module's weights before its pass, and restore them after it, even if the pass fails."""
+    """Register hooks that widen the weights of a module before its pass and restore them after it, even if the pass fails."""
     widened: list[tuple[nn.Parameter, Tensor]] = []
 
     def widen(_module: nn.Module, _inputs: object) -> None:
@@ -544,7 +549,7 @@ def _widening_hooks(module: nn.Module) -> Iterator[torch.utils.hooks.RemovableHa
 
 
 class RewardModel:
-    """A reward model of transformers in memory: a sequence classifier with one label, which reads a whole conversation."""
+    """A reward model of transformers in memory: a sequence classifier with one label that reads a whole conversation."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -552,7 +557,7 @@ class RewardModel:
 
     @torch.inference_mode()
     def logits(self, conversations: Sequence[Sequence[int]]) -> list[float]:
-        """Return the logit of each conversation, given as tokens."""
+        """Return the logit of each conversation, given the token ids of the conversations."""
         pad = self.model.config.get_text_config().pad_token_id
         if (
             pad is None and len(conversations) > 1
@@ -570,7 +575,10 @@ class RewardModel:
 
 
 def load_reward_model(folder: Path) -> RewardModel:
-    """Load a folder written by `save_pretrained`: in bfloat16 on a GPU, otherwise in float32; ModelError if that fails."""
+    """Load a reward model from a folder written by `save_pretrained`, in bfloat16 on a GPU and in float32 otherwise.
+
+    Raises ModelError if loading fails.
+    """
     path = str(folder)
     check_model_path(path)
     verify_folder(folder)

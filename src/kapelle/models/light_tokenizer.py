@@ -1,7 +1,7 @@
-"""A tokeniser without transformers, for checks before a model loads; and the context length of a model.
+"""A tokeniser that does not need transformers, for checks before a model is loaded, and the context length of a model.
 
-transformers handles the files of some model families specially, so runs always use its tokenisers. This one only counts
-tokens before a model loads, and does not support every folder.
+transformers has special code for the files of some model families, so runs always use the tokenisers of transformers.
+The tokeniser in this module only counts tokens before a model is loaded, and does not support every folder.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""Settings of `transformers` for the number of positions: rows of a table (GPT-2, OPT), or the trained length."""
+"""Settings of `transformers` for the number of positions: the size of a position table (GPT-2, OPT) or the trained
+length."""
 
 WITHOUT_LIMIT = 10**30
-"""Value in `tokenizer_config.json` of a tokeniser without a limit."""
+"""The value in `tokenizer_config.json` of a tokeniser without a length limit."""
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that chat templates may refer to by name."""
 
 
 class LightTokenizer:
-    """Converts strings to tokens, and conversations to strings."""
+    """A tokeniser that converts strings to tokens and conversations to strings."""
 
     def __init__(
         self,
@@ -39,9 +40,9 @@ class LightTokenizer:
         added: Mapping[int, object],
         named: Mapping[str, str],
     ) -> None:
-        """Take the vocabulary, the template, the tokens `added` to the vocabulary and the special tokens by name.
+        """Create a tokeniser from a vocabulary, a chat template, the added tokens and the special tokens by name.
 
-        Raises jinja2's exception for an invalid template.
+        Raises the exception of jinja2 if the template is invalid.
         """
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -50,12 +51,12 @@ class LightTokenizer:
         self.backend_tokenizer = raw
         self.chat_template = chat_template
         self.response_template: Json = None
-        """The model's description of its answers, as in transformers; None if it has none."""
+        """The model's description of its answers, as in transformers, or None if the model has no such description."""
         self.added_tokens_decoder = added
         self._named = named
         end = named.get("eos_token")
         self.eos_token_id: int | None = None if end is None else raw.token_to_id(end)
-        """The token that ends a turn."""
+        """The id of the token that ends a turn, or None."""
         # Templates get the same filters and functions as from transformers.
         around = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -86,7 +87,7 @@ class LightTokenizer:
         add_generation_prompt: bool = False,
         **arguments: Json,
     ) -> str:
-        """Return a conversation as text."""
+        """Return a conversation as a string."""
         assert not tokenize, "the renderer tokenises by itself"
         given = {"tools": tools, "documents": None, **self._named, **arguments}
         rendered = self._template.render(
@@ -95,16 +96,16 @@ class LightTokenizer:
         return str(rendered)
 
     def __call__(self, text: str, *, add_special_tokens: bool = False) -> Mapping[str, list[int]]:
-        """Return a text's token ids as `input_ids`."""
+        """Return the token ids of a string under the key `input_ids`."""
         return {"input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        """Return tokens as text."""
+        """Return the string that the token ids stand for."""
         return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
 
 def end_tokens(*settings: Mapping[str, Any]) -> frozenset[int]:
-    """Return the end tokens (`eos_token_id`) in these settings of a model."""
+    """Return the end tokens (`eos_token_id`) that the settings of a model contain."""
     found = [each.get("eos_token_id") for each in settings]
     return frozenset(
         k for each in found for k in (each if isinstance(each, list) else [each]) if isinstance(k, int)
@@ -114,9 +115,10 @@ def end_tokens(*settings: Mapping[str, Any]) -> frozenset[int]:
 def read_folder(
     folder: Path, template: str | None = None
 ) -> tuple[LightTokenizer, int, int | None, frozenset[int]] | None:
-    """Return a folder's tokeniser, the context length, the number of embeddings (None if unknown) and the end tokens.
+    """Return the tokeniser of a folder, the context length, the number of embeddings (None if unknown) and the end tokens.
 
-    A `template` replaces the folder's own. Returns None if the files do not define the rest.
+    A `template` replaces the chat template of the folder. Returns None if the files do not define everything that is
+    needed.
     """
     from jinja2 import TemplateError
     from tokenizers import Tokenizer
@@ -163,10 +165,10 @@ def read_folder(
 
 
 def context_of(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the maximum number of tokens of prompt and completion together.
+    """Return the maximum number of tokens of a prompt and its completion together.
 
-    With `longrope`, a sequence beyond the original length changes the rotary angles of its whole batch, so a token's
-    log-prob would depend on other rows. The original length is therefore the limit.
+    With `longrope`, a sequence beyond the original length changes the rotary angles of its whole batch, so the log-prob
+    of a token would depend on other rows. The limit is therefore the original length.
     """
     found = context_in(config.get_text_config().to_dict(), tokenizer.model_max_length)
     assert found is not None, "the tokeniser has a limit"
@@ -174,9 +176,10 @@ def context_of(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def context_in(settings: Mapping[str, Any], most: int, *, by_class: bool = False) -> int | None:
-    """Return `context_of` for plain settings and a tokeniser with the limit `most`.
+    """Return the context length like `context_of`, but take the settings as a mapping and the tokeniser's maximum length `most`.
 
-    Returns None if the settings contain no limit and the class has a default, which a `config.json` may omit (`by_class`).
+    Returns None if `by_class` is set and the settings contain no limit, because the class then has a default that a
+    `config.json` may omit.
     """
     limits = [settings.get(key) for key in LIMITS]
     if by_class and not any(limits):
@@ -190,7 +193,7 @@ def context_in(settings: Mapping[str, Any], most: int, *, by_class: bool = False
 
 
 def light_tokenizer(*, sees: bool = False) -> LightTokenizer:
-    """Return the tokeniser of `embedded.build_tokenizer` without transformers."""
+    """Return the tokeniser of `embedded.build_tokenizer` without using transformers."""
     raw = embedded.byte_tokenizer()
     special = [*embedded.SPECIAL, *embedded.EYES] if sees else [*embedded.SPECIAL]
     raw.add_special_tokens(special)

@@ -1,13 +1,15 @@
-"""Many LoRA adapters on one base model, all in one forward and one backward pass.
+"""Apply many LoRA adapters to one base model in a single forward and backward pass.
 
-Every adapted linear layer of the base becomes a `BankedLinear` that holds the low-rank factors of all
-adapters. Before a forward pass the bank gets the *route* of the pass: which contiguous rows of the batch belong to which
-adapter. A layer computes the base's product for all rows and adds to each row the update of its own adapter. No gradient
-crosses from one adapter to another, because the parameters of one adapter are outside the graph of the other.
+Every adapted linear layer of the base model becomes a `BankedLinear` that holds the low-rank factors of all adapters.
+Before a forward pass, the bank receives the *route* of the pass, which states which contiguous rows of the batch belong
+to which adapter. A layer computes the product of the base weight for all rows and adds to each row the update of its
+own adapter. No gradient flows from one adapter to another, because the parameters of one adapter are not part of the
+graph of another adapter.
 
-Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x, stored as PEFT stores them.
+Adapters are LoRA as in arXiv:2106.09685, y = Wx + (alpha / rank) · B·A·x, in the storage format of PEFT.
 
-Shapes: R rows, L positions, I and O features in and out, r rank.
+In tensor shapes, R is the number of rows, L of positions, I of input features and O of output features, and r is the
+rank.
 """
 
 from __future__ import annotations
@@ -42,35 +44,37 @@ if TYPE_CHECKING:
     from transformers.pytorch_utils import Conv1D
 
     Plain = nn.Linear | Conv1D
-    """A layer that multiplies by a weight and adds a bias."""
+    """A layer that multiplies its input by a weight and adds a bias."""
 
 Route = Sequence[tuple[str | None, int, int]]
-"""(adapter or None for the bare base, first row, row after the last), ascending, without gaps."""
+"""Spans of rows as tuples of the adapter (or None for the bare base model), the first row and the row after the last.
+The spans are ascending and have no gaps."""
 
 
 class LoraBank:
     """All adapters of one base model."""
 
     def __init__(self, model: nn.Module, *, kernels: bool = True) -> None:
-        """Wrap a base; with `kernels`, passes may use grouped kernels for the updates of several adapters."""
+        """Wrap a base model. With `kernels`, passes may use grouped kernels for the updates of several adapters."""
         self.kernels = kernels
         self._model = model
         self._layers: dict[str, BankedLinear] = {}
         self._experts: dict[str, BankedExperts] = {}
         self.adapters: dict[str, Lora] = {}
-        """The LoRA settings of every adapter by name; `add` adds them."""
+        """The LoRA settings of every adapter by name. The method `add` adds entries."""
         self.route: tuple[tuple[str, int, int], ...] = ()
-        """The route of the current pass, by slot."""
+        """The route of the current pass, with slots instead of adapter names."""
         self.keys_N: Tensor | None = None
-        """Dropout keys (int32) of the current pass's tokens; None if torch's generator draws the masks."""
+        """The dropout keys (int32) of the tokens in the current pass, or None if torch's generator draws the dropout
+        masks."""
         self.experts_NLk: Tensor | None = None
-        """Recorded experts of the current pass's tokens (int16), negative where the router chooses; None if the router
-        always chooses."""
+        """The recorded experts of the tokens in the current pass (int16). Negative values mean that the router chooses
+        the experts of a token. The value is None if the router always chooses."""
 
     def add(self, name: str, lora: Lora, seed: int) -> None:
-        """Add an adapter that changes nothing yet: A is random (uniform, from `seed`), B is zero.
+        """Add an adapter that changes nothing yet, because its factor B is zero. The factor A is drawn uniformly with `seed`.
 
-        Raises ModelError if a target names no linear layer of the base.
+        Raises ModelError if a target names no linear layer of the base model.
         """
         assert name, "an adapter needs a name"
         assert "." not in name, f"{name!r}: torch takes no dots in module names"
@@ -112,7 +116,7 @@ class LoraBank:
         self.adapters[name] = lora
 
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
-        """Return an adapter's parameters under PEFT's names."""
+        """Return the parameters of an adapter under PEFT's names."""
         slot = slot_of(name)
         each = {path: layer.adapters[slot] for path, layer in self._layers.items() if slot in layer.adapters}
         of_experts = {
@@ -130,12 +134,12 @@ class LoraBank:
         return found
 
     def train(self, *, on: bool) -> None:
-        """Turn the adapters' dropout on or off; the base never has dropout."""
+        """Turn the dropout of the adapters on or off. The base model never has dropout."""
         for layer in self._layers.values():
             layer.adapters.train(on)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy the weights of `source` to `target`, which is added as a frozen adapter if it is new."""
+        """Copy the weights of `source` to `target`, which is added as a frozen adapter if it does not exist."""
         if target not in self.adapters:
             self.add(target, self.adapters[source], seed=0)
             for parameter in self.parameters(target).values():
@@ -143,14 +147,14 @@ class LoraBank:
         self.fill(target, {key: value.detach() for key, value in self.parameters(source).items()})
 
     def fill(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite an adapter's weights; ModelError if names or shapes do not fit."""
+        """Overwrite the weights of an adapter. Raises ModelError if names or shapes do not match."""
         copy_weights(self.parameters(name), tensors, f"adapter '{name}'")
 
     @contextmanager
     def routed(
         self, route: Route, keys_N: Tensor | None = None, experts_NLk: Tensor | None = None
     ) -> Iterator[None]:
-        """Route rows to adapters in the forward passes of this context, with dropout keys and recorded experts if given."""
+        """Route rows to adapters in the forward passes of this context. Dropout keys and recorded experts are used if they are given."""
         for name, _, _ in route:
             assert name is None or name in self.adapters, f"no adapter {name!r} in the bank"
         with self.on(
@@ -165,7 +169,7 @@ class LoraBank:
         keys_N: Tensor | None,
         experts_NLk: Tensor | None = None,
     ) -> Iterator[None]:
-        """Use this route, these keys and these experts in the passes of this context, and restore the former ones afterwards."""
+        """Use this route, these dropout keys and these experts in the passes of this context, and restore the previous ones afterwards."""
         before = self.route, self.keys_N, self.experts_NLk
         self.route, self.keys_N, self.experts_NLk = route, keys_N, experts_NLk
         try:
@@ -175,7 +179,10 @@ class LoraBank:
 
     @contextmanager
     def rows_at(self, place_BL: Tensor) -> Iterator[None]:
-        """Route row k of a batch as the flat token `place_BL[k, 0]` (ascending), with the keys of its own tokens."""
+        """Route row k of a batch like the flat token `place_BL[k, 0]`, with the dropout keys of the row's own tokens.
+
+        The flat tokens at the beginnings of the rows must be ascending.
+        """
         places = place_BL[:, 0].tolist()
         slots = [slot for place in places for slot, first, last in self.route if first <= place < last]
         keys_N = None if self.keys_N is None else self.keys_N[place_BL].flatten()
@@ -185,9 +192,9 @@ class LoraBank:
 
 
 def copy_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], whose: str) -> None:
-    """Copy weights into the tensors `own` of the same names, except those that share memory with them.
+    """Copy weights into the tensors `own` with the same names. Tensors that already share memory are not copied.
 
-    Raises ModelError, which names the owner `whose`, if names or shapes do not fit.
+    Raises ModelError, which names the owner `whose`, if names or shapes do not match.
     """
     if own.keys() != weights.keys():
         odd = min(own.keys() ^ weights.keys())
@@ -210,7 +217,7 @@ Name = TypeVar("Name", str, str | None)
 
 
 def route_of(adapters: Sequence[Name]) -> list[tuple[Name, int, int]]:
-    """Return the contiguous spans of equal adapters: (adapter, first row, row after the last)."""
+    """Return the contiguous spans of equal adapters as tuples of the adapter, the first row and the row after the last."""
     spans: list[tuple[Name, int, int]] = []
     for row, adapter in enumerate(adapters):
         if spans and spans[-1][0] == adapter:
@@ -221,14 +228,14 @@ def route_of(adapters: Sequence[Name]) -> list[tuple[Name, int, int]]:
 
 
 def route_at(route: Route, place_Q: Tensor) -> list[tuple[str | None, int, int]]:
-    """Return the route of some tokens of a pass, given their ascending positions."""
+    """Return the route of some tokens of a pass, given the ascending positions of the tokens."""
     bounds = torch.tensor([last for _, _, last in route], device=place_Q.device)
     ends = torch.searchsorted(place_Q, bounds).tolist()
     return [(adapter, a, b) for (adapter, _, _), a, b in zip(route, [0, *ends], ends, strict=False)]
 
 
 def layers_of(model: nn.Module) -> Layers:
-    """Return a model's modules by path, as if it had no adapters."""
+    """Return the modules of a model by path, as if the model had no adapters."""
     from transformers import PreTrainedModel
     from transformers.pytorch_utils import Conv1D
 
@@ -280,17 +287,17 @@ def layers_of(model: nn.Module) -> Layers:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return whether a module multiplies by a weight and adds a bias; routers do more, even if they extend such a class."""
+    """Return whether a module only multiplies by a weight and adds a bias. Routers do more, even if they extend such a class."""
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(module, nn.Linear | Conv1D) and not type(module).__name__.endswith("Router")
 
 
 def stacked_weights(experts: nn.Module) -> dict[str, tuple[int, int, int]]:
-    """Return the number of experts, features in and out of every weight that a block's experts keep in one tensor.
+    """Return the number of experts and the features in and out of every weight that a block's experts keep in one tensor.
 
-    The result is empty for modules without the interface of `transformers` (`use_experts_implementation`), whose flags
-    describe the layout of weights and the steps of an expert.
+    The result is empty for modules without the experts interface of `transformers` (`use_experts_implementation`),
+    whose flags describe the layout of weights and the steps of an expert.
     """
     if not hasattr(experts, "is_transposed") or not hasattr(experts, "has_gate"):
         return {}
@@ -304,12 +311,12 @@ def stacked_weights(experts: nn.Module) -> dict[str, tuple[int, int, int]]:
 
 
 def weight_of(layer: Plain) -> Tensor:
-    """Return the weight `_OI` of a linear layer; GPT-2's `Conv1D` stores its transpose."""
+    """Return the weight of a linear layer, of shape (O, I). GPT-2's `Conv1D` stores the transpose of this weight."""
     return layer.weight if isinstance(layer, nn.Linear) else layer.weight.t()
 
 
 def features_of(layer: Plain) -> tuple[int, int]:
-    """Return the features in and out of a linear layer."""
+    """Return the numbers of input and output features of a linear layer."""
     if isinstance(layer, nn.Linear):  # a quantised layer packs its weight into another shape
         return layer.in_features, layer.out_features
     features_out, features_in = weight_of(layer).shape
@@ -317,18 +324,18 @@ def features_of(layer: Plain) -> tuple[int, int]:
 
 
 def is_quantised(layer: nn.Module) -> bool:
-    """Return whether a layer stores its weight as codes that only its own forward pass can read."""
+    """Return whether a layer stores its weight as codes that only the layer's own forward pass can read."""
     weight = getattr(layer, "weight", None)
     return isinstance(weight, Tensor) and not weight.is_floating_point()
 
 
 def slot_of(name: str) -> str:
-    """Return a module name for an adapter that does not collide with any attribute."""
+    """Return the module name of an adapter, which does not collide with any attribute."""
     return f"<{name}>"
 
 
 class Factors(nn.Module):
-    """One adapter's pair of factors at one layer, or the pairs of all `experts` at one of their weights."""
+    """The pair of factors of one adapter at one layer, or the pairs of all `experts` at one of their weights."""
 
     def __init__(
         self,
@@ -342,7 +349,7 @@ class Factors(nn.Module):
         super().__init__()
         rank = lora.rank * experts
         self.salt = salt
-        """The salt of this layer's dropout (`routed_linear.py`)."""
+        """The salt for the dropout of this layer (see `routed_linear.py`)."""
         self.a_rI = nn.Parameter(torch.empty(rank, features_in, device=device))
         self.b_Or = nn.Parameter(torch.zeros(features_out, rank, device=device))
         self.scale = lora.alpha / lora.rank
@@ -350,7 +357,7 @@ class Factors(nn.Module):
 
 
 def _draw(factors: Factors, generator: torch.Generator) -> None:
-    """Draw A as PEFT does: kaiming_uniform with a = sqrt(5)."""
+    """Initialise the factor A like PEFT: kaiming_uniform with a = sqrt(5)."""
     bound = 1 / math.sqrt(factors.a_rI.shape[1])
     with torch.no_grad():
         factors.a_rI.copy_(torch.rand(factors.a_rI.shape, generator=generator) * 2 * bound - bound)
@@ -359,19 +366,23 @@ def _draw(factors: Factors, generator: torch.Generator) -> None:
 class BankedExperts(nn.Module):
     """The experts of one block, with the factors of every adapter that targets them.
 
-    Tokens are sorted by their row's adapter and their expert, so that each product reads one weight and one pair of factors.
-    Shapes: S pairs of a token and an expert that reads it, k experts of a token, and those above.
+    Tokens are sorted by the adapter of their row and by their expert, so that each product reads one weight and one
+    pair of factors. In tensor shapes, S is the number of pairs of a token and an expert that processes it, and k the
+    number of experts of a token.
     """
 
     def __init__(self, base: nn.Module, bank: LoraBank) -> None:
         super().__init__()
         self.base = base
         self.adapters = nn.ModuleDict()
-        """Mapping from slot to name of a weight to `Factors`."""
+        """Mapping from the slot of an adapter and the name of a weight to the `Factors`."""
         self._bank = (bank,)  # in a tuple, so that the bank is not registered as a submodule
 
     def factors_of(self, slot: str) -> dict[str, Factors]:
-        """Return an adapter's factors by the name of the weight, in the order of the weights; empty if it has none here."""
+        """Return the factors of an adapter by the name of the weight, in the order of the weights.
+
+        The result is empty if the adapter does not target these experts.
+        """
         if slot not in self.adapters:
             return {}
         own = cast("nn.ModuleDict", self.adapters[slot])
@@ -379,7 +390,7 @@ class BankedExperts(nn.Module):
         return {name: cast("Factors", own[name]) for name in names}
 
     def forward(self, hidden_ND: Tensor, index_Nk: Tensor, weight_Nk: Tensor) -> Tensor:
-        """Return each token's sum over its experts, `_ND`, with the factors of its row's adapter."""
+        """Return the sum over the experts of each token, of shape (N, D), with the factors of the adapter of the token's row."""
         route = self._bank[0].route
         if all(slot not in self.adapters for slot, _, _ in route):
             y: Tensor = self.base(hidden_ND, index_Nk, weight_Nk)
@@ -429,9 +440,9 @@ class BankedExperts(nn.Module):
 
 
 def tokens_of_a_row(route: tuple[tuple[str, int, int], ...], tokens: int) -> int:
-    """Return the number of tokens per routed row of an input, which may have the shape rows × positions or be flattened.
+    """Return the number of tokens per routed row of an input, whose shape may be rows × positions or flattened.
 
-    Raises ModelError if the input is not the whole batch: the adapters of its tokens are then unknown.
+    Raises ModelError if the input is not the whole batch, because the adapters of its tokens are then unknown.
     """
     rows = route[-1][2] if route else 0  # in the batch of the running pass
     if rows and tokens % rows:
@@ -443,28 +454,28 @@ def tokens_of_a_row(route: tuple[tuple[str, int, int], ...], tokens: int) -> int
 
 
 class BankedLinear(nn.Module):
-    """A linear layer of the base, with the factors of every adapter that targets it."""
+    """A linear layer of the base model, with the factors of every adapter that targets the layer."""
 
     def __init__(self, base: Plain, bank: LoraBank) -> None:
         super().__init__()
         self.base = base
         self.adapters = nn.ModuleDict()
         self.stacks = StoredStacks()
-        """The adapters' factors as grouped products read them."""
+        """The stacked factors of the adapters for grouped products."""
         self._bank = (bank,)  # in a tuple, so that the bank is not registered as a submodule
 
     @property
     def route(self) -> tuple[tuple[str, int, int], ...]:
-        """The route of the bank."""
+        """The current route of the bank."""
         return self._bank[0].route
 
     @property
     def takes_kernels(self) -> bool:
-        """Whether updates of several adapters may be computed by one kernel."""
+        """Whether the updates of several adapters may be computed by one kernel."""
         return self._bank[0].kernels
 
     def merged(self, adapter: str | None) -> Tensor:
-        """Return the weight `_OI` that computes base and adapter in one product; without dropout."""
+        """Return the weight, of shape (O, I), that combines the base weight and an adapter in one product, without dropout."""
         factors = self.factors_of(adapter) if adapter else None
         if factors is None:
             return weight_of(self.base)
@@ -472,14 +483,14 @@ class BankedLinear(nn.Module):
         return torch.addmm(weight_OI, factors.b_Or, factors.a_rI, alpha=factors.scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the base's output plus, for each row, the output of the row's own adapter."""
+        """Return the output of the base layer plus, for each row, the output of the row's own adapter."""
         if all(slot not in self.adapters for slot, _, _ in self._bank[0].route):
             y: Tensor = self.base(x)
             return y
         return self._on_quantised(x) if is_quantised(self.base) else linear(self, x)
 
     def _on_quantised(self, x: Tensor) -> Tensor:
-        """Return the output of a quantised base plus each row's update, differentiated by autograd."""
+        """Return the output of a quantised base layer plus the update of each row, differentiated by autograd."""
         y: Tensor = self.base(x)
         dtype = computes_in(x)
         x_NI, y_NO = x.to(dtype).reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]).clone()
@@ -494,12 +505,12 @@ class BankedLinear(nn.Module):
         return y_NO.view(y.shape)
 
     def keys_of(self, factors: Factors, rows: slice) -> Tensor | None:
-        """Return the dropout keys `_n` at these rows of the flattened input; None if torch's generator draws the masks."""
+        """Return the dropout keys of these rows of the flattened input, or None if torch's generator draws the dropout masks."""
         keys_N = self._bank[0].keys_N
         return None if keys_N is None else keys_N[rows] ^ factors.salt
 
     def factors_of(self, adapter: str) -> Factors | None:
-        """Return an adapter's factors for this layer; None if it does not target the layer."""
+        """Return the factors of an adapter for this layer, or None if the adapter does not target the layer."""
         if slot_of(adapter) not in self.adapters:
             return None
         factors = self.adapters[slot_of(adapter)]
@@ -507,7 +518,7 @@ class BankedLinear(nn.Module):
         return factors
 
     def factors(self) -> Iterator[tuple[Factors, int, int]]:
-        """Yield the factors that the running pass uses in this layer, with their rows [first, last)."""
+        """Yield the factors that the current pass uses in this layer, each with its first row and the row after its last."""
         for slot, first, last in self._bank[0].route:
             if slot in self.adapters:
                 factors = self.adapters[slot]
@@ -516,7 +527,7 @@ class BankedLinear(nn.Module):
 
 
 def order_of(layer: Plain | BankedLinear, size: torch.Size, tensors: list[Tensor]) -> Linear:
-    """Return the work order of a layer for inputs of a size; append the tensors that it reads to `tensors`."""
+    """Return the work order of a layer for inputs of a given size, and append the tensors that the layer reads to `tensors`."""
     base = layer.base if isinstance(layer, BankedLinear) else layer
     weight, bias = len(tensors), None
     tensors.append(weight_of(base))
@@ -538,13 +549,13 @@ def order_of(layer: Plain | BankedLinear, size: torch.Size, tensors: list[Tensor
 
 
 def computes_in(x: Tensor) -> torch.dtype:
-    """Return the type in which a linear layer computes for this input under the current autocast."""
+    """Return the type in which a linear layer computes for this input under the current autocast settings."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def linear(layer: Plain | BankedLinear, x: Tensor) -> Tensor:
-    """Return a layer's output for an input with a routed first axis."""
+    """Return the output of a layer for an input whose first axis is routed to adapters."""
     tensors: list[Tensor] = []
     dtype = computes_in(x)
     order = order_of(layer, x.shape, tensors)
@@ -553,7 +564,7 @@ def linear(layer: Plain | BankedLinear, x: Tensor) -> Tensor:
 
 
 class _RoutedLinear(torch.autograd.Function):
-    """One layer with its adapters."""
+    """The autograd function of one linear layer with its adapters."""
 
     @staticmethod
     def forward(ctx: Any, order: Linear, x_NI: Tensor, *tensors: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""A model's shape without its weights: its parameters, those of its adapters, and whether saved weights fit.
+"""Compute the outline of a model without loading its weights: shapes of parameters and adapters, and the fit of saved weights.
 
-The shape of common architectures (Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3) follows from their `config.json`. For other
-architectures, transformers builds the layers on torch's meta device, so that a model of any size takes seconds and no
-memory.
+The outline of common architectures (Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3) is computed from `config.json`. For
+other architectures, transformers builds the layers on torch's meta device, so that a model of any size takes seconds
+and no memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 OUTPUT_HEAD = "lm_head"
 BANK = ".base."
-"""Inserted by the adapter bank into the names of parameters."""
+"""The string that the adapter bank inserts into the names of parameters."""
 
 SIZES = (
     "vocab_size",
@@ -54,7 +54,7 @@ SIZES = (
     "num_key_value_heads",
     "tie_word_embeddings",
 )
-"""Settings that `config.json` must have; defaults for missing ones differ by architecture."""
+"""Settings that `config.json` must contain, because the defaults for missing settings differ by architecture."""
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -65,7 +65,7 @@ FAMILIES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
-"""Mapping from `model_type` to a class of transformers."""
+"""Mapping from `model_type` to the name of a class of transformers."""
 
 BODY_MODULES = (
     "",
@@ -76,32 +76,32 @@ BODY_MODULES = (
     "model.rotary_emb",
     OUTPUT_HEAD,
 )
-"""Modules outside the blocks."""
+"""The paths of the modules outside the blocks."""
 BLOCK_MODULES = ("self_attn", "mlp", "mlp.act_fn")
-"""Modules of a block other than its linear layers and norms."""
+"""The paths of the modules of a block other than its linear layers and norms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A model without its weights."""
+    """The shapes and modules of a model, without its weights."""
 
     weights: Mapping[str, Shape]
-    """Mapping from parameter to shape; tied weights are listed once."""
+    """Mapping from the name of a parameter to its shape. Tied weights are listed once."""
     spare: frozenset[str]
-    """Further names that a saved model may contain: tied weights and buffers."""
+    """Additional names that a saved model may contain, such as tied weights and buffers."""
     layers: Layers
-    """Its modules by path."""
+    """The modules of the model by path."""
     hidden: int
-    """Width of a hidden state."""
+    """The size of a hidden state."""
 
     @property
     def parameters(self) -> int:
-        """The number of parameters; tied parameters count once."""
+        """The number of parameters. Tied parameters are counted once."""
         return sum(map(prod, self.weights.values()))
 
 
 def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
-    """Return the shape of the model at a path; ModelError if its settings cannot be read."""
+    """Return the outline of the model at a path. Raises ModelError if the settings of the model cannot be read."""
     if path == "embedded" and embedded.sees:
         import torch
 
@@ -123,7 +123,7 @@ def read_outline(path: str, embedded: EmbeddedConfig) -> Outline:
 
 
 def read_architecture(path: str, embedded: EmbeddedConfig) -> PretrainedConfig:
-    """Return a model's settings as `transformers` reads them; ModelError if it cannot read them."""
+    """Return the settings of a model as `transformers` reads them. Raises ModelError if the settings cannot be read."""
     import torch
 
     if path == "embedded":
@@ -139,7 +139,7 @@ def read_architecture(path: str, embedded: EmbeddedConfig) -> PretrainedConfig:
 def read_outlines(
     team: Team, config: ModelConfig, given: Mapping[str, LanguageModel] | None = None
 ) -> dict[str, Outline]:
-    """Return the outline of every base of a team by base name; `given` are models in memory, by path."""
+    """Return the outline of every base model of a team by base name. The mapping `given` contains models in memory by path."""
     made: dict[str, Outline] = {}
     for path in set(team.bases.values()):
         if path in (given or {}):
@@ -150,7 +150,10 @@ def read_outlines(
 
 
 def read_settings(path: str) -> Mapping[str, Any]:
-    """Return the content of a model's `config.json`, empty if `path` is not a folder; ModelError if it cannot be read."""
+    """Return the content of a model's `config.json`, or an empty mapping if there is no such file.
+
+    Raises ModelError if the file cannot be read.
+    """
     file = Path(located(path)).expanduser() / "config.json"
     if not file.is_file():
         return {}
@@ -160,7 +163,7 @@ def read_settings(path: str) -> Mapping[str, Any]:
 
 
 def outline_of_settings(settings: Mapping[str, Any]) -> Outline | None:
-    """Return the outline that a model's settings describe; None for architectures that only transformers supports."""
+    """Return the outline that a model's settings describe, or None for architectures that only transformers supports."""
     family = settings.get("model_type")
     if family not in FAMILIES or any(settings.get(key) is None for key in SIZES):
         return None
@@ -195,7 +198,7 @@ def outline_of_settings(settings: Mapping[str, Any]) -> Outline | None:
 
 
 def _linear_layers(settings: Mapping[str, Any]) -> dict[str, tuple[int, int, bool]]:
-    """Return a block's linear layers: features in, features out, and whether there is a bias."""
+    """Return the linear layers of a block as tuples of input features, output features, and whether the layer has a bias."""
     hidden, wide, family = settings["hidden_size"], settings["intermediate_size"], settings["model_type"]
     head = settings.get("head_dim") or hidden // settings["num_attention_heads"]
     queries, keys = head * settings["num_attention_heads"], head * settings["num_key_value_heads"]
@@ -214,7 +217,7 @@ def _linear_layers(settings: Mapping[str, Any]) -> dict[str, tuple[int, int, boo
 
 
 def outline_of(model: PreTrainedModel) -> Outline:
-    """Return the outline of a model without its adapters."""
+    """Return the outline of a model in memory, without its adapters."""
     import torch
 
     from kapelle.models.lora_bank import layers_of
@@ -234,12 +237,12 @@ def outline_of(model: PreTrainedModel) -> Outline:
 
 
 def adapter_parameters(model: Outline, lora: Lora) -> int:
-    """Return the number of an adapter's parameters; ModelError if a target names no linear layer."""
+    """Return the number of parameters of an adapter. Raises ModelError if a target names no linear layer."""
     return sum(map(prod, adapter_shapes(model.layers, lora).values()))
 
 
 def check_adapters(team: Team, models: Mapping[str, Outline]) -> None:
-    """Raise ModelError if an adapter of the team, or one loaded from a folder, does not fit its base."""
+    """Raise ModelError if an adapter of the team or an adapter loaded from a folder does not fit its base model."""
     adapters = [(policy.base, policy.lora) for policy in team.every.values() if policy.lora is not None]
     adapters += [(critic.base, critic.lora) for critic in team.critics.values() if critic.lora is not None]
     for base, lora in adapters:
@@ -250,9 +253,10 @@ def check_adapters(team: Team, models: Mapping[str, Outline]) -> None:
 
 
 def check_saved(who: str, folder: Path, lora: Lora | None, model: Outline) -> None:
-    """Raise ModelError unless a folder contains exactly the weights of `lora`, or without `lora` those of `model`.
+    """Raise ModelError unless a folder contains exactly the weights of `lora` or, without `lora`, the weights of `model`.
 
-    `who` names the agent in errors. A saved adapter must also have the same rank, alpha and layers.
+    The argument `who` names the agent in error messages. A saved adapter must also have the same rank, alpha and
+    layers.
     """
     if lora is not None:
         check_same(who, folder, model.layers, read_lora(folder), lora)
@@ -274,7 +278,7 @@ def check_saved(who: str, folder: Path, lora: Lora | None, model: Outline) -> No
 
 
 def converted_shapes(folder: Path) -> dict[str, Shape] | None:
-    """Return the shapes of a saved model by the names that `transformers` gives its weights; None if one is missing.
+    """Return the shapes of a saved model by the names that `transformers` gives its weights, or None if a weight is missing.
 
     `transformers` saves the experts of a mixture one by one, but keeps them in memory as one tensor.
     """
@@ -288,7 +292,7 @@ def converted_shapes(folder: Path) -> dict[str, Shape] | None:
 
 
 def check_same(who: str, folder: Path, layers: Layers, saved: Lora, wanted: Lora) -> None:
-    """Raise ModelError unless a folder's adapter (`saved`) has the rank, alpha and layers of `wanted`."""
+    """Raise ModelError unless the adapter in a folder (`saved`) has the rank, alpha and layers of `wanted`."""
     wanted = named(layers, wanted)
     with suppress(ModelError):  # names that fit no layer are compared as they are
         saved = named(layers, saved)
@@ -313,7 +317,7 @@ def check_same(who: str, folder: Path, layers: Layers, saved: Lora, wanted: Lora
 
 
 def check_paths(run: RunToCheck) -> None:
-    """Raise ModelError for a base that is neither a model's folder nor a model's name on a hub."""
+    """Raise ModelError if a base model is neither the folder of a model nor the name of a model on a hub."""
     for path in run.team.bases.values():
         if path not in run.given:
             with noting(run.absent):
@@ -321,7 +325,10 @@ def check_paths(run: RunToCheck) -> None:
 
 
 def check_images(run: RunToCheck) -> Iterator[str]:
-    """Yield models that do not support the images of an environment; models that are not downloaded yet are skipped."""
+    """Yield an error message for each model that does not support the images of an environment.
+
+    Models that have not been downloaded yet are skipped.
+    """
     shown = showing_images(run.config)
     for base, path in run.team.bases.items() if shown else ():
         if path in run.given:

@@ -1,4 +1,4 @@
-"""Locate a model and check its path without loading it; turn errors of loading into `ModelError`."""
+"""Locate a model and check its path without loading the model. Errors during loading are converted to `ModelError`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIG = "config.json"
 
 @contextmanager
 def loading(path: str, done: str = "loaded") -> Iterator[None]:
-    """Turn any exception of `transformers` while it reads a model, its settings or its tokeniser into a ModelError."""
+    """Convert any exception that `transformers` raises while it reads a model, its settings or its tokeniser into a ModelError."""
     try:
         yield
     except KapelleError:
@@ -51,7 +51,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def check_modelscope(path: str) -> None:
-    """Raise ModelError for a model that is missing from ModelScope's cache and cannot be downloaded."""
+    """Raise ModelError if a model is missing from ModelScope's cache and cannot be downloaded."""
     name = path.removeprefix(MODELSCOPE)
     fault = modelscope_fault(name)
     if fault is not None:
@@ -64,8 +64,8 @@ def check_modelscope(path: str) -> None:
 def local_only(path: str, file: str = CONFIG) -> bool:
     """Return True if the hub does not answer and `from_pretrained` must use the local cache.
 
-    `file` is a file that every model of its kind has. Raises ModelError, within seconds, for a name that is neither on the
-    hub nor in the cache.
+    The argument `file` names a file that every model of this kind has. Raises ModelError, within seconds, if the model
+    is neither on the hub nor in the cache.
     """
     if Path(path).expanduser().is_dir():
         return False
@@ -92,7 +92,7 @@ def local_only(path: str, file: str = CONFIG) -> bool:
 
 
 def check_model_path(path: str) -> None:
-    """Raise ModelError if a path is neither a model's folder nor a model's name on the hub; no weights are loaded."""
+    """Raise ModelError if a path is neither the folder of a model nor the name of a model on the hub. No weights are loaded."""
     folder = Path(path)
     if path == "embedded":
         return
@@ -131,7 +131,7 @@ def check_model_path(path: str) -> None:
 
 
 def check_hub_name(path: str) -> None:
-    """Raise ModelError for a path that is neither a folder nor a valid model name on the hub; the hub is not contacted."""
+    """Raise ModelError if a path is neither a folder nor a valid model name on the hub. The hub is not contacted."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 

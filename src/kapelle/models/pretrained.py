@@ -1,4 +1,4 @@
-"""Read settings, tokenisers and models with `transformers`; code in their folders is never run, and nothing is unpickled."""
+"""Read settings, tokenisers and models with `transformers`, without running code from model folders or loading pickle files."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ from kapelle.runtime.hub import (
 
 
 def read_config(path: str) -> Any:
-    """Return a model's settings as `transformers` reads them; code in the folder is never run."""
+    """Return the settings of a model as `transformers` reads them. Code in the folder is never run."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=local_only(path))
 
 
 def read_tokenizer(path: str) -> Any:
-    """Return a model's tokeniser as `transformers` reads it; code in the folder is never run.
+    """Return the tokeniser of a model as `transformers` reads it. Code in the folder is never run.
 
-    A process reads unchanged files once; each caller gets a separate object, which can have its own chat template.
+    A process reads unchanged files only once. Each caller receives a separate object, which can have its own chat
+    template.
     """
     return copy.copy(_read_tokenizer(path, _files_of(path)))
 
 
 def _files_of(path: str) -> tuple[tuple[str, int, int], ...]:
-    """Return the files of a model's folder, or of a hub model in the cache: path, size and time of change."""
+    """Return the path, size and modification time of each file in a model's folder or in the cache of a hub model."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
@@ -56,7 +57,7 @@ def _files_of(path: str) -> tuple[tuple[str, int, int], ...]:
 
 @lru_cache(maxsize=2)
 def _read_tokenizer(path: str, files: tuple[tuple[str, int, int], ...]) -> Any:
-    """Read a tokeniser from these files."""
+    """Read a tokeniser. The result is cached for the same path and files."""
     from transformers import AutoTokenizer
 
     # Without `trust_remote_code=False` transformers prompts on the terminal, and a `y` from a pipe would run the folder's code.
@@ -64,10 +65,10 @@ def _read_tokenizer(path: str, files: tuple[tuple[str, int, int], ...]) -> Any:
 
 
 def load_pretrained(kind: Any, path: str, **options: Any) -> Any:
-    """Load a model of an `AutoModel` class from safetensors; code in the folder is never run.
+    """Load a model of an `AutoModel` class from safetensors files. Code in the folder is never run.
 
-    Raises ModelError unless the files contain exactly the model's weights; tied weights may be stored once or twice.
-    `transformers` would draw missing weights at random and ignore unknown ones.
+    Raises ModelError unless the files contain exactly the weights of the model. Tied weights may be stored once or
+    twice. By default, `transformers` would initialise missing weights at random and ignore unknown weights.
     """
     loaded: Any = kind.from_pretrained(
         path,
@@ -105,10 +106,10 @@ def _more(keys: Collection[str]) -> str:
 
 
 def located(path: str, *, weights: bool = False) -> str:
-    """Return the folder of a ModelScope model (`modelscope:OWNER/NAME`) or of a converted GGUF file, and any other path unchanged.
+    """Return the folder of a ModelScope model (`modelscope:OWNER/NAME`) or of a converted GGUF file. Other paths are unchanged.
 
-    Downloads settings and tokeniser if they are missing, with `weights` also the weights, and converts a new GGUF file.
-    Raises ModelError if that fails.
+    Settings and tokeniser are downloaded if they are missing, and with `weights` also the weights. A new GGUF file is
+    converted. Raises ModelError if the download or the conversion fails.
     """
     if not is_of_modelscope(path):
         file = gguf_file(path)
@@ -130,9 +131,10 @@ def located(path: str, *, weights: bool = False) -> str:
 
 
 def converted(file: Path) -> Path:
-    """Return the folder with a GGUF file's weights in float32, its settings and its tokeniser; converts it at the first call.
+    """Return the folder that contains the weights of a GGUF file in float32, its settings and its tokeniser.
 
-    Raises ModelError or AbsentPackage.
+    The file is converted at the first call. Raises ModelError if the conversion fails, or AbsentPackage if a package is
+    missing.
     """
     check_gguf(file)
     about = file.stat()
@@ -160,7 +162,7 @@ def converted(file: Path) -> Path:
 
 @lru_cache
 def _hash(file: Path, size: int, changed_ns: int) -> str:
-    """Return a file's hash, computed once for each size and time of change."""
+    """Return the hash of a file, which is computed once for each size and modification time."""
     return sha256(file)
 
 

@@ -1,8 +1,9 @@
-"""Render conversations as token ids, which are extended and never retokenised.
+"""Render conversations as token ids. The token ids of a conversation are extended and never retokenised.
 
 The chat template renders a conversation with a placeholder for the agent's answer. The text after the placeholder
-follows the sampled tokens. The next prompt is therefore exactly the last prompt, the sampled ids and that text: training
-uses the sampled tokens, and a KV cache or a merged training row continues where the last turn ended.
+follows the sampled tokens. The next prompt therefore consists exactly of the previous prompt, the sampled ids and this
+text. Training uses the tokens that were sampled, and a KV cache or a merged training row continues where the last turn
+ended.
 """
 
 from __future__ import annotations
@@ -44,28 +45,28 @@ if TYPE_CHECKING:
     from kapelle.models.vision import Vision
 
 _SUBSTITUTE = "\u2e28said\u2e29"
-"""Placeholder for the agent's answer; no template contains this string."""
+"""The placeholder for the agent's answer. No template contains this string."""
 
 
 _TWO_WORDS = "two words"
 REMEMBERED = 64
-"""Number of cached prompts of new conversations."""
+"""The number of cached prompts of new conversations."""
 
 
 class ChatTokenizer(Protocol):
-    """The interface that a renderer needs from a tokeniser; tokenisers of transformers have it."""
+    """The interface that a renderer needs from a tokeniser. Tokenisers of transformers have this interface."""
 
     name_or_path: Any
     chat_template: Any
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, object]:
-        """Tokens outside the vocabulary, including special ones, by id."""
+        """The tokens outside the vocabulary, including special tokens, by id."""
         ...
 
     @property
     def eos_token_id(self) -> Any:
-        """The token that ends a turn, or None."""
+        """The id of the token that ends a turn, or None."""
         ...
 
     def get_vocab(self) -> Mapping[str, int]:
@@ -81,32 +82,35 @@ class ChatTokenizer(Protocol):
         add_generation_prompt: bool = ...,
         **arguments: Json,
     ) -> Any:
-        """Return a conversation as text, optionally with tools in OpenAI's format and `arguments` of the template."""
+        """Return a conversation as a string, optionally with tools in OpenAI's format and `arguments` of the template."""
         ...
 
     def __call__(self, text: str, *, add_special_tokens: bool = ...) -> Mapping[str, Any]:
-        """Return a text's token ids as `input_ids`."""
+        """Return the token ids of a string under the key `input_ids`."""
         ...
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> Any:
-        """Return tokens as text."""
+        """Return the string that the token ids stand for."""
         ...
 
 
 @lru_cache(maxsize=1)
 def _byte_letters() -> Mapping[str, int]:
-    """Return the letters for bytes in byte-level tokenisers (GPT-2): printable bytes are themselves, the others follow 255."""
+    """Return the mapping from characters to the bytes that they stand for in byte-level tokenisers (GPT-2).
+
+    Printable bytes are represented by themselves, and the other bytes by the characters after 255.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = sorted(set(range(256)).difference(printable))
     return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
 
 
 MOST_OTHERS = 64
-"""Maximum number of cached renderers with other arguments for the chat template."""
+"""The maximum number of cached renderers with other arguments for the chat template."""
 
 
 class ChatRenderer:
-    """Renders conversations with a tokeniser's chat template."""
+    """A renderer that uses the chat template of a tokeniser."""
 
     def __init__(
         self,
@@ -117,10 +121,11 @@ class ChatRenderer:
         arguments: Mapping[str, Json] | None = None,
         ends: Iterable[int] = (),
     ) -> None:
-        """Render for a model with `context` tokens and `embeddings`; ModelError if the tokeniser has more tokens.
+        """Create a renderer for a model with a context of `context` tokens and with `embeddings` token embeddings.
 
-        A model with `vision` also reads images. The chat template gets `arguments` in addition to the conversation. `ends`
-        are the tokens that end a turn according to the model's own settings.
+        A model with `vision` also reads images. The chat template receives `arguments` in addition to the conversation.
+        The tokens in `ends` end a turn according to the model's own settings. Raises ModelError if the tokeniser has
+        more tokens than the model has embeddings.
         """
         self._ends = frozenset(ends)
         self._vision = vision
@@ -130,20 +135,20 @@ class ChatRenderer:
         words = tokenizer.get_vocab()  # each call makes a new, large copy
         _check_vocabulary(tokenizer, words, self._embeddings)
         self._longest = max(map(len, words), default=1)
-        """Maximum number of characters of one token."""
+        """The maximum number of characters of one token."""
         check_template(str(tokenizer.name_or_path), tokenizer.chat_template)
         self._tokenizer = tokenizer
         _disable_word_cache(tokenizer)
         self.context = context
-        """Maximum number of tokens of prompt and completion together."""
+        """The maximum number of tokens of a prompt and its completion together."""
         self.template = str(tokenizer.chat_template)
-        """The text of its chat template."""
+        """The source text of the chat template."""
         self._form = TemplateForm(self._render)
         self._tools = ToolTemplate(self._render_with, self._special_end)
         added = tokenizer.added_tokens_decoder
         self._special = {number: str(token) for number, token in added.items()}
         self._common = frozenset(str(each) for each in added.values() if not getattr(each, "special", True))
-        """Added tokens that a message may contain, unless the template opens messages with them."""
+        """The added tokens that a message may contain, unless the template opens messages with them."""
         # The samples of a group share a prompt, which is rendered and tokenised once. A template that reads the time
         # renders a different text each time.
         dated = "strftime_now" in str(tokenizer.chat_template)
@@ -153,7 +158,7 @@ class ChatRenderer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on conversations that the chat template does not support, and their handling; empty for most templates."""
+        """Notes on conversations that the chat template does not support and how they are handled. The tuple is usually empty."""
         limits, name = self._form.limits, self._tokenizer.name_or_path
         if self.template == PLAIN_TEMPLATE:
             return (
@@ -179,7 +184,7 @@ class ChatRenderer:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end a turn according to the model's settings, its tokeniser or the chat template."""
+        """The tokens that end a turn according to the model's settings, its tokeniser or the chat template."""
         own = self._tokenizer.eos_token_id
         return self._ends | frozenset(() if own is None else (int(own),)) | frozenset(self._closing)
 
@@ -189,11 +194,11 @@ class ChatRenderer:
         return self._tools.known
 
     def called(self, name: str, arguments: Mapping[str, Json]) -> str:
-        """Return the template's text of an answer with this call, without its end token; empty if that is unknown."""
+        """Return the template's text of an answer with this tool call, without its end token, or an empty string if it is unknown."""
         return self._control.show(self._tools.called({"name": name, "arguments": dict(arguments)}))
 
     def answer(self, message: Message) -> str:
-        """Return the template's text of an assistant's message with thoughts and tool calls, without its end token."""
+        """Return the template's text of an assistant message with thoughts and tool calls, without its end token."""
         row = {} if message.structured is None else json.loads(message.structured)
         calls = [call["function"] for call in row.get("tool_calls", ())]
         written = self._control.show(self._tools.called(*calls, content=row["content"])) if calls else ""
@@ -206,7 +211,7 @@ class ChatRenderer:
         return f"{opening}{thoughts.strip()}\n{marks[1]}\n\n{words.lstrip()}"
 
     def with_arguments(self, arguments: Mapping[str, Json]) -> ChatRenderer:
-        """Return a renderer that gives the chat template these arguments, such as `enable_thinking`.
+        """Return a renderer that passes these arguments, such as `enable_thinking`, to the chat template.
 
         Raises ConfigError for an argument that the template does not read.
         """
@@ -231,16 +236,16 @@ class ChatRenderer:
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """The tokeniser, for direct use."""
+        """The tokeniser of the renderer, for direct use."""
         return self._tokenizer
 
     def same_tokens(self, other: ChatRenderer) -> bool:
-        """Return whether both have the same vocabulary."""
+        """Return whether this renderer and another renderer have the same vocabulary."""
         own, others = self._tokenizer.get_vocab(), other._tokenizer.get_vocab()
         return bool(own == others)
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the prompt ids of a new conversation, ready for the agent's completion."""
+        """Return the prompt token ids of a new conversation, ready for the agent's completion."""
         # The cache contains plain strings, so it keeps no messages of finished episodes alive.
         return self._start(*[(m.role, m.content, m.speaker, m.images, m.structured) for m in messages])
 
@@ -253,7 +258,7 @@ class ChatRenderer:
         return self._spread(text, messages)
 
     def _check_seen(self, messages: Sequence[Message]) -> None:
-        """Raise ModelError if there are images and the model reads only text."""
+        """Raise ModelError if the messages contain images and the model reads only text."""
         if self._vision is None and (count := len(images_in(messages))):
             raise ModelError(
                 f"The model '{self._tokenizer.name_or_path}' reads only text, but its input has {count} "
@@ -262,14 +267,14 @@ class ChatRenderer:
             )
 
     def _spread(self, text: str, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the ids of a text, with all tokens of the images in these messages."""
+        """Return the token ids of a rendered text, with all tokens of the images in these messages."""
         return self._spread_ids(self._ids(text), messages)
 
     def _spread_ids(self, ids: tuple[int, ...], messages: Sequence[Message]) -> tuple[int, ...]:
         return ids if self._vision is None else self._vision.spread(ids, images_in(messages))
 
     def whole(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the ids of a finished conversation."""
+        """Return the token ids of a finished conversation."""
         self._check_seen(messages)
         return self._spread(self._form.text(messages, speak=False), messages)
 
@@ -280,10 +285,10 @@ class ChatRenderer:
         new_messages: Sequence[Message],
         before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
-        """Return the last prompt, the sampled ids and the `new_messages` since then, as ids.
+        """Return the token ids of the previous prompt, the sampled completion and the new messages.
 
         If the template drops thoughts from `before` (the conversation up to this answer), the beginning of the prompt
-        changes. In either case, the words of all answers keep their sampled ids.
+        changes. In either case, the words of all answers keep their sampled token ids.
         """
         self._check_seen(new_messages)
         if (
@@ -313,7 +318,10 @@ class ChatRenderer:
     def _without_thoughts(
         self, before: Sequence[Message], new_messages: Sequence[Message]
     ) -> tuple[int, ...] | None:
-        """Return the conversation as the template now renders it; None if it continues the former prompt and completion."""
+        """Return the token ids of the conversation as the template renders it after dropping thoughts.
+
+        Returns None if the template continues the previous prompt and completion.
+        """
         if not isinstance(before[-1], SampledMessage):
             return None
         known = "".join(message.content for message in (*before, *new_messages))
@@ -347,7 +355,10 @@ class ChatRenderer:
         return self._spread_ids((*ids, *self._ids(text)), (*before, *new_messages))
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
-        """Return how many tokens of a completion and characters of its text are thoughts; all if the thoughts were cut off."""
+        """Return the number of tokens and the number of characters at the start of a completion that are thoughts.
+
+        If the thoughts were cut off by a limit, the whole completion counts as thoughts.
+        """
         opened = self._opens_thoughts(tuple(prompt[-8:]))
         if (
             not opened
@@ -365,9 +376,9 @@ class ChatRenderer:
         return count, len(text) - len(text[len(self.spoken(completion[:count])) :].lstrip()) if count else 0
 
     def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        """Return the ids of a plain prompt, with the tokeniser's own prefix; or check given ids.
+        """Return the token ids of a plain prompt, with the tokeniser's own prefix, or check token ids that are given.
 
-        Raises ContextError for a prompt that is too long, and for ids without an embedding.
+        Raises ContextError if the prompt is too long or contains ids without an embedding.
         """
         if isinstance(prompt, str):
             self._ids(prompt)  # raises if it is too long
@@ -388,15 +399,15 @@ class ChatRenderer:
         return (*self._ids(text), *self._closing)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, including special tokens."""
+        """Return the string that the token ids stand for, including special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def spoken(self, ids: Sequence[int]) -> str:
-        """Return tokens as an agent's text, without special tokens."""
+        """Return the text that an agent wrote with these tokens, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of a token's text; a token may be a part of a character."""
+        """Return the bytes of a token's text. A token may be a part of a character."""
         text = self.decode([token])
         written = self._written.get(token, text) if "\ufffd" in text else text
         if written is text:
@@ -411,7 +422,7 @@ class ChatRenderer:
 
     @cached_property
     def _closing(self) -> tuple[int, ...]:
-        """The template's token that ends a turn; the tokeniser's if the template writes none."""
+        """The token with which the template ends a turn, or the tokeniser's end token if the template writes none."""
         written = self._ids(self._written_end)[:1]
         if written and written[0] in self._special:
             return written
@@ -420,7 +431,7 @@ class ChatRenderer:
 
     @cached_property
     def _written_end(self) -> str:
-        """The template's text after an answer that ends a conversation; empty if it writes no answers."""
+        """The template's text after an answer that ends a conversation, or an empty string if the template writes no answers."""
         with suppress(ModelError):
             return self._after_completion((), speak=False)
         return ""
@@ -444,7 +455,7 @@ class ChatRenderer:
 
     @cached_property
     def _control(self) -> ControlTokens:
-        """Tokens that must not result from the content of messages: special ones, and those that the template puts around them."""
+        """The tokens that the content of messages must not produce: special tokens, and tokens that the template puts around messages."""
         user, answer, result = (
             Message(*each) for each in zip(("user", "assistant", "tool"), WORDS, strict=True)
         )
@@ -460,7 +471,7 @@ class ChatRenderer:
 
     @cached_property
     def _of_answers(self) -> frozenset[str]:
-        """Special tokens that agents themselves write around thoughts and calls."""
+        """The special tokens that agents themselves write around thoughts and tool calls."""
         called = ToolTemplate(self._rendered, self._special_end).called(
             {"name": "kapelletool", "arguments": {}}
         )
@@ -474,7 +485,7 @@ class ChatRenderer:
         return self._rendered(turns, speak, self._control.hide(tools))
 
     def _rendered(self, turns: list[dict[str, Json]], speak: bool, tools: Json = None) -> str:
-        """Return the rendered template, without hiding control tokens in messages."""
+        """Return the text that the template renders, without hiding control tokens in messages."""
         with rendering(str(self._tokenizer.name_or_path)):
             text = self._tokenizer.apply_chat_template(
                 turns, tools, tokenize=False, add_generation_prompt=speak, **self._arguments
@@ -483,7 +494,7 @@ class ChatRenderer:
         return text
 
     def _special_end(self, text: str) -> str:
-        """Return the special token at a text's end and the spaces after it; empty if there is none."""
+        """Return the special token at the end of a text and the spaces after this token, or an empty string if there is no such token."""
         last = text.rstrip()
         ends = [name for name in self._special.values() if name and last.endswith(name)]
         ends = [name for name in ends if not self.spoken(self._ids(name)).strip()]
@@ -507,7 +518,7 @@ class ChatRenderer:
 
 
 def _check_vocabulary(tokenizer: ChatTokenizer, words: Mapping[str, int], embeddings: int) -> None:
-    """Raise ModelError for a tokeniser without a vocabulary, or with tokens that have no embedding."""
+    """Raise ModelError if a tokeniser has no vocabulary or has tokens without an embedding."""
     beside = tokenizer.added_tokens_decoder
     # For a folder without a tokeniser, transformers builds one with only special tokens.
     if not words.keys() - {str(token) for token in beside.values()}:
@@ -529,8 +540,8 @@ def _check_vocabulary(tokenizer: ChatTokenizer, words: Mapping[str, int], embedd
 def _disable_word_cache(tokenizer: ChatTokenizer) -> None:
     """Turn off the word cache of a tokeniser that does not split strings into words.
 
-    The cache stores the tokens of 10,000 words. If every string is one word, these are 10,000 whole strings: tens of
-    megabytes that no later string can use.
+    The cache stores the tokens of 10,000 words. If every string is a single word, the cache stores 10,000 whole
+    strings, which take tens of megabytes and cannot be used for later strings.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     resize = getattr(getattr(fast, "model", None), "_resize_cache", None)
@@ -547,7 +558,7 @@ def byte_renderer() -> ChatRenderer:
 
 
 def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
-    """Return a model's renderer without loading its weights."""
+    """Return the renderer of a model without loading the model's weights."""
     if path == "embedded":
         return ChatRenderer(light_tokenizer(sees=config.embedded.sees), config.embedded.context)
     check_model_path(path)
@@ -570,7 +581,7 @@ def load_renderer(path: str, config: ModelConfig) -> ChatRenderer:
 
 
 def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:
-    """Return a model's renderer, without torch if a folder's files suffice; use it only to count tokens."""
+    """Return the renderer of a model, without torch if the files of its folder suffice. Use this renderer only to count tokens."""
     if path == "embedded":
         return load_renderer(path, config)
     check_model_path(path)
@@ -587,4 +598,4 @@ def light_renderer(path: str, config: ModelConfig) -> ChatRenderer:
 
 
 ReadRenderer = Callable[[str, ModelConfig], ChatRenderer]
-"""`load_renderer` or `light_renderer`."""
+"""The type of `load_renderer` and `light_renderer`."""

@@ -1,14 +1,16 @@
-"""Record the experts that a mixture's routers choose while sampling, and replay these choices in training.
+"""Record the experts that the routers of a mixture choose while sampling, and replay these choices in training.
 
-Near a tie, rounding decides which expert a router chooses. A sampler and a trainer that compute in a different order, or in
-half precision, then send a token to different experts, and its log-prob jumps. R3 (2510.11370) records the sampler's choice
-for each token and block and replays it in the trainer's pass. The weights of experts follow from the trainer's own scores,
-so that routers and all layers below them still get gradients.
+Near a tie, rounding decides which expert a router chooses. A sampler and a trainer that compute in a different order,
+or in half precision, then send a token to different experts, and the token's log-prob jumps. R3 (arXiv:2510.11370)
+records the sampler's choice for each token and block and replays the choice in the trainer's forward pass. The weights
+of the experts are computed from the trainer's own scores, so that routers and all layers below them still receive
+gradients.
 
-Routers of `transformers` choose by `torch.topk` over all experts. This one call is recorded, or its result is replaced,
-while a block with experts runs.
+Routers of `transformers` choose experts by calling `torch.topk` over all experts. While a block with experts is
+running, the result of this call is recorded or replaced.
 
-Shapes: N tokens of a pass, L blocks with experts, k experts of a token, E experts.
+In tensor shapes, N is the number of tokens of a pass, L of blocks with experts, k of experts of a token, and E of
+experts.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ from kapelle.types import Routing
 
 
 class RouterChoices:
-    """The choices of one model's routers; it wraps the `forward` of the model's blocks."""
+    """Records or replays the choices of a model's routers by wrapping the `forward` method of the model's blocks."""
 
     def __init__(self, model: nn.Module, bank: LoraBank) -> None:
-        """Wrap a model's blocks; its bank contains the choices to replay. Raises ModelError for a model without such routers."""
+        """Wrap the blocks of a model. The bank contains the choices to replay.
+
+        Raises ModelError if the model has no routers whose choices can be recorded.
+        """
         self._bank = bank
         self._recorded: list[Tensor | None] | None = None
         check_routing(layers_of(model))
@@ -42,7 +47,7 @@ class RouterChoices:
             if EXPERTS in dict(block.named_children())
         ]
         self.layers = len(mixtures)
-        """L."""
+        """The number of blocks with experts (L)."""
         for layer, (block, experts) in enumerate(mixtures):
             block.forward = partial(self._run, layer, int(experts.num_experts), block.forward)
 
@@ -59,9 +64,10 @@ class RouterChoices:
 
     @contextmanager
     def recording(self) -> Iterator[Callable[[], Tensor]]:
-        """Record choices in this context; the yielded function returns those of the last pass, `_NLk` (int16).
+        """Record choices in this context, and yield a function that returns the choices of the last pass.
 
-        It raises ModelError if a router did not choose by `torch.topk` over its experts.
+        The choices have shape (N, L, k) and type int16. The yielded function raises ModelError if a router did not
+        choose by calling `torch.topk` over its experts.
         """
         self._recorded = [None] * self.layers
 
@@ -81,7 +87,7 @@ class RouterChoices:
 
 
 class _Choice(TorchFunctionMode):
-    """Records the result of `topk` over all experts, or replaces it."""
+    """Records or replaces the result of `torch.topk` over all experts."""
 
     def __init__(self, experts: int, given_Nk: Tensor | None) -> None:
         super().__init__()
@@ -107,12 +113,12 @@ class _Choice(TorchFunctionMode):
 
 
 def packed(experts_TLk: Tensor) -> Routing:
-    """Return recorded choices as bytes with their sizes."""
+    """Return recorded choices as bytes together with their sizes."""
     _, layers, chosen = experts_TLk.shape
     return Routing(layers, chosen, experts_TLk.to(torch.int16).cpu().contiguous().numpy().tobytes())
 
 
 def unpacked(routing: Routing) -> Tensor:
-    """Return the choices `_TLk` (int16) of `packed` data."""
+    """Return the choices that `packed` has stored, as int16 of shape (T, L, k)."""
     flat = torch.frombuffer(bytearray(routing.data), dtype=torch.int16)
     return flat.view(-1, routing.layers, routing.chosen)

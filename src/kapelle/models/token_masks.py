@@ -1,14 +1,16 @@
-"""Compute the tokens that a constraint allows next, for one model's tokeniser; this is the only module that uses llguidance.
+"""Compute which tokens a constraint allows next, for the tokeniser of one model. Only this module uses llguidance.
 
-A mask is computed from the constraint and the tokens so far. The same function is used when tokens are sampled and when
-they are scored for training, so both have the same distribution, and a recorded turn needs no masks. Grammars are compiled
-once and cached; each completion walks through a copy of its grammar.
+A mask is computed from the constraint and the tokens sampled so far. The same function is used when tokens are sampled
+and when they are scored for training. Sampling and training therefore use the same distribution, and recorded turns do
+not need to store masks. Grammars are compiled once and cached. Each completion advances through its own copy of the
+grammar.
 
-Two kinds of special tokens are allowed: those that end a turn, exactly where the text is complete, and those that are marks
-of tool calls, where a forced call contains that mark. If a text can neither end nor continue (missing bytes in the
-vocabulary, a grammar beyond `LIMITS`), the turn ends.
+Two kinds of special tokens are allowed: tokens that end a turn, exactly where the text is complete, and tokens that
+mark tool calls, where a forced call contains the mark. If a text can neither end nor continue (because bytes are
+missing in the vocabulary, or the grammar exceeds `LIMITS`), the turn ends.
 
-Shapes: R rows, T tokens of a completion, V vocabulary, W = ⌈V / 32⌉ words of 32 tokens each, the lowest bit first.
+In tensor shapes, R is the number of rows, T of tokens of a completion, V the size of the vocabulary, and W = ⌈V / 32⌉
+the number of words. Each word contains one bit for each of 32 tokens, least significant bit first.
 """
 
 from __future__ import annotations
@@ -44,24 +46,25 @@ LIMITS: Mapping[str, int | bool] = {
     "precompute_large_lexemes": False,
     "verbose_errors": False,
 }
-"""Limits of a grammar in llguidance's units: about ten milliseconds per step and 100 MB."""
+"""The limits of a grammar in llguidance's units, which correspond to about ten milliseconds per step and 100 MB."""
 
 COMPILED = 256
-"""Cached grammars; the least recently used one is dropped first."""
+"""The maximum number of cached grammars. If there are more grammars, the least recently used grammar is dropped."""
 
 KEPT_BYTES = 1 << 26
-"""Bytes of completions' masks that are cached for the next pass over the same tokens."""
+"""The maximum size in bytes of the masks of completions that are cached for the next pass over the same tokens."""
 
 SHARED, SHORT = 1 << 12, 1 << 11
-"""Maximum number of cached prefixes of choices (beyond it, all are dropped), and number of characters of choices above
-which completions share no prefixes, because few would be used twice."""
+"""The maximum number of cached prefixes of choices, and the maximum number of characters of choices whose completions
+share prefixes. If more prefixes are cached, all of them are dropped. Prefixes of longer choices are not shared, because
+few would be used twice."""
 
 MANY_TOKENS, MANY_ROWS = 1 << 12, 4
-"""Numbers of tokens and of rows from which several threads compute masks."""
+"""The numbers of tokens and rows from which several threads compute masks."""
 
 
 def check_installed() -> None:
-    """Raise ConfigError if llguidance is missing."""
+    """Raise ConfigError if llguidance is not installed."""
     if find_spec("llguidance") is None:
         raise AbsentPackage(
             "Constrained sampling needs the package llguidance. Install it: `pip install 'kapelle[constrain]'`."
@@ -69,7 +72,7 @@ def check_installed() -> None:
 
 
 def check_constraint(constraint: Constraint) -> None:
-    """Raise ConfigError for a constraint that the library rejects or that no text can satisfy, whatever the model."""
+    """Raise ConfigError if llguidance rejects a constraint or no text can satisfy the constraint, independently of the model."""
     check_installed()
     from llguidance import LLTokenizer
 
@@ -77,7 +80,7 @@ def check_constraint(constraint: Constraint) -> None:
 
 
 def unsupported_reason(constraint: Constraint) -> str | None:
-    """Return why `check_constraint` rejects a constraint; None if it accepts it."""
+    """Return the reason why `check_constraint` rejects a constraint, or None if the constraint is accepted."""
     check_installed()
     from llguidance import LLTokenizer
 
@@ -90,9 +93,10 @@ def compiled(
     marks: Mapping[str, int] | None = None,
     tokenise: Tokenise | None = None,
 ) -> Any:
-    """Return the library's grammar for a constraint, at its start; ConfigError if it is rejected or no token can begin it.
+    """Return llguidance's grammar for a constraint in its initial state.
 
-    `marks` are the special tokens that forced calls may contain; `tokenise` gives the tokens of a choice.
+    The mapping `marks` contains the special tokens that forced calls may contain. The function `tokenise` returns the
+    tokens of a choice. Raises ConfigError if the constraint is rejected or no token can begin a text that satisfies it.
     """
     matcher, reason = _tried(constraint, tokenizer, marks, tokenise)
     if reason is None:
@@ -107,7 +111,7 @@ def _tried(
     marks: Mapping[str, int] | None = None,
     tokenise: Tokenise | None = None,
 ) -> tuple[Any, str | None]:
-    """Return the library's grammar for a constraint, and the reason if it is rejected, otherwise None."""
+    """Return llguidance's grammar for a constraint, and the reason if the constraint is rejected or None otherwise."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(tokenizer, lark_of(constraint, marks, tokenise), log_level=0, limits=_limits())
@@ -133,15 +137,18 @@ def _limits() -> Any:
 
 
 FAR, NEAR = 1024, 64
-"""Maximum tokens of the first text that `fits` tries, and of its search for a short text."""
+"""The maximum number of tokens in the first text that `fits` tries, and in the texts of its search for a short text."""
 
 WIDTH, TRIED, FEW = 16, 12, (4, 6)
-"""Limits of that search: texts at a time, and the number of shortest and longest tokens that continue each; the second pair
-applies after it has excluded a text."""
+"""Limits of the search for a short text: the number of texts at a time, and the number of shortest and of longest
+tokens that continue each text. The last pair replaces both numbers after the search has excluded a text."""
 
 
 class _TokenBytes:
-    """A vocabulary in the form that the library reads. The library tokenises texts only to force tokens, which is not used here."""
+    """A vocabulary in the form that llguidance reads.
+
+    llguidance tokenises strings only to force tokens, which this module does not use.
+    """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -155,16 +162,17 @@ class _TokenBytes:
 
 
 class _Beginning:
-    """A prefix of a text with its cached masks; choices have few prefixes, and many completions share them."""
+    """A prefix of a text with its cached masks. Choices have few prefixes, and many completions share them."""
 
     __slots__ = ("after", "bits_W", "ending", "matcher")
 
     def __init__(self, matcher: Any) -> None:
         self.matcher = matcher
         self.bits_W: Bits | None = None
-        """The tokens that may follow; None before they are computed."""
+        """The mask of the tokens that may follow, or None if the mask has not been computed."""
         self.ending: tuple[int, ...] | None = None
-        """The only possible continuation, with the end of turn; empty if several are possible, None before it is computed."""
+        """The only possible continuation, including the end of turn. The tuple is empty if several continuations are
+        possible, and the value is None if the continuation has not been computed."""
         self.after: dict[int, _Beginning] = {}
 
 
@@ -175,10 +183,10 @@ class Walk:
 
     def __init__(self, matcher: Any, beginning: _Beginning | None = None) -> None:
         self.matcher, self.beginning = matcher, beginning
-        """The matcher, which belongs to this walk, or to a prefix that other walks share."""
+        """The matcher, which belongs either to this walk or to a prefix that other walks share."""
 
     def take(self, token: int) -> None:
-        """Append an allowed token."""
+        """Append a token that the grammar allows."""
         here = self.beginning
         if here is None:
             _consume(self.matcher, token)
@@ -191,7 +199,7 @@ class Walk:
 
     @property
     def complete(self) -> bool:
-        """Whether the text may end here."""
+        """Whether the text may end at the current position."""
         return bool(self.matcher.is_accepting())
 
 
@@ -201,18 +209,18 @@ def _consume(matcher: Any, token: int) -> None:
 
 
 class TokenMasks:
-    """The masks of one vocabulary."""
+    """The token masks of one vocabulary."""
 
     def __init__(self, tokenizer: Any, size: int, ends: frozenset[int]) -> None:
-        """Read the tokens of a fast tokeniser, for logits of `size` tokens; `ends` end a turn."""
+        """Read the tokens of a fast tokeniser, for logits of `size` tokens. The tokens in `ends` end a turn."""
         self._tokenizer, self._size, self._ends = tokenizer, size, sorted(ends)
         self.words = -(-size // 32)
-        """W."""
+        """The number of words of 32 tokens in a mask (W)."""
         self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
         self._beginnings: dict[Constraint, _Beginning] = {}
         """Mapping from choices to their empty prefix."""
         self._shared = 0
-        """Prefixes with cached masks."""
+        """The number of prefixes with cached masks."""
         self._adding = threading.Lock()
         self._fits: dict[tuple[Constraint, int], bool | None] = {}
         self._kept: OrderedDict[tuple[Constraint, tuple[int, ...]], Bits] = OrderedDict()
@@ -220,7 +228,7 @@ class TokenMasks:
 
     @cached_property
     def _read(self) -> tuple[Any, Bits]:
-        """Return the library's tokeniser, and the bits `_W` of all tokens that may be allowed."""
+        """Return llguidance's tokeniser, and the mask of all tokens that can ever be allowed, of shape (W,)."""
         check_installed()
         from llguidance import LLTokenizer
 
@@ -254,7 +262,10 @@ class TokenMasks:
 
     @cached_property
     def _marks(self) -> Mapping[str, int]:
-        """Mapping from text to token for special tokens that mark tool calls. Only a mark's own rule in a grammar may produce it."""
+        """Mapping from text to token id for special tokens that mark tool calls.
+
+        Only the rule of a mark in a grammar may produce its token.
+        """
         backend = self._tokenizer.backend_tokenizer
         return {
             added.content: token
@@ -266,7 +277,10 @@ class TokenMasks:
         }
 
     def _tokens(self, text: str) -> Sequence[int]:
-        """Return the tokeniser's tokens of a text; none if they do not spell exactly this text (an added space, a special token)."""
+        """Return the tokeniser's tokens of a text, or an empty sequence if the tokens do not spell exactly this text.
+
+        The tokens may differ from the text because of an added space or a special token.
+        """
         ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return ids if self._read[0].decode_bytes(ids) == text.encode() else ()
 
@@ -277,7 +291,10 @@ class TokenMasks:
         return LLExecutor()
 
     def begin(self, constraint: Constraint, ids: Sequence[int] = ()) -> Walk:
-        """Return a walk after these tokens (from any thread); ConfigError for a constraint that the library rejects."""
+        """Return a walk that has advanced over these tokens. Raises ConfigError if llguidance rejects the constraint.
+
+        This method can be called from any thread.
+        """
         with self._adding:
             found = self._compiled.get(constraint)
             if found is None:
@@ -299,10 +316,10 @@ class TokenMasks:
         return walk
 
     def next(self, walks: Sequence[Walk]) -> Bits:
-        """Return the tokens allowed next in each walk, `_RW`."""
+        """Return the masks of the tokens that are allowed next in each walk, of shape (R, W)."""
         bits_RW = np.empty((len(walks), self.words), dtype=np.int32)
         first_rows: dict[int, int] = {}
-        """Mapping from the identity of a matcher to the first row that needs its mask."""
+        """Mapping from the identity of a matcher to the first row that needs the matcher's mask."""
         copies: list[tuple[int, int]] = []
         for row, walk in enumerate(walks):
             here = walk.beginning
@@ -317,7 +334,7 @@ class TokenMasks:
         return bits_RW
 
     def _compute(self, walks: Sequence[Walk], rows: Sequence[int], bits_RW: Bits) -> None:
-        """Compute these rows of `bits_RW` with the library, and cache the masks of shared prefixes."""
+        """Compute these rows of `bits_RW` with llguidance, and cache the masks of shared prefixes."""
         start, step = bits_RW.ctypes.data, self.words * 4
         if self._size >= MANY_TOKENS and len(rows) >= MANY_ROWS:
             places = [(walks[row].matcher, row) for row in rows]
@@ -339,9 +356,10 @@ class TokenMasks:
             self._shared = 0
 
     def ending(self, walk: Walk) -> tuple[int, ...]:
-        """Return the only possible continuation of a walk among choices, with the end of turn; empty if several are possible.
+        """Return the only possible continuation of a walk, including the end of turn, or () if several continuations are possible.
 
-        Such tokens need no forward pass: each has probability 1.
+        Only choices are examined. The tokens of such a continuation need no forward pass, because each has probability
+        1.
         """
         if walk.beginning is None:
             return ()
@@ -369,11 +387,12 @@ class TokenMasks:
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def fits(self, constraint: Constraint, most: int, *, briefly: bool = False) -> bool | None:
-        """Return whether some completion has at most this many tokens, including its end; None if the search is inconclusive.
+        """Return whether a completion can have at most `most` tokens, including its end, or None if the search is inconclusive.
 
-        The method first writes one text that closes quotes and brackets where it can and writes fixed text in long tokens.
-        Then it searches with a few texts at a time, preferring those with few continuations; the search is conclusive if it
-        excluded no text. With `briefly` it ends with the first excluded text.
+        The method first writes a single text that closes quotes and brackets where possible and writes fixed text in
+        long tokens. The method then searches with a few texts at a time and prefers texts with few continuations. The
+        search is conclusive if it has excluded no text. With `briefly`, the search ends when the first text is
+        excluded.
         """
         found = self._fits.get((constraint, most), ...)
         if found is ...:
@@ -433,7 +452,7 @@ class TokenMasks:
         return np.array([len(self._read[0].decode_bytes([token])) for token in range(self._size)])
 
     def of(self, constraint: Constraint, ids: tuple[int, ...]) -> Bits:
-        """Return the tokens that were allowed at each position of a completion, `_TW`."""
+        """Return the masks of the tokens that were allowed at each position of a completion, of shape (T, W)."""
         key = constraint, ids
         found = self._kept.get(key)
         if found is None:

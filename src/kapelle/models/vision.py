@@ -1,14 +1,14 @@
-"""Inputs of vision-language models: images as patches, their positions among the tokens, and three-dimensional positions.
+"""Prepare the inputs of vision-language models: images as patches, image positions, and three-dimensional token positions.
 
 This module supports models of the Qwen2-VL, Qwen2.5-VL and Qwen3-VL types. The chat template writes one token per image
-between two marks; this token is repeated for each merged patch. The model replaces these tokens with the outputs of its
-vision tower, which is frozen, as is its projector. Text tokens have the same position in all three dimensions (M-RoPE,
-2409.12191); image tokens have separate positions for time, row and column.
+between two marks, and this token is repeated for each merged patch. The model replaces these tokens with the outputs of
+its vision tower. The vision tower and its projector are frozen. A text token has the same position in all three
+dimensions (M-RoPE, arXiv:2409.12191). An image token has separate positions for time, row and column.
 
 An agent may sample the token of a patch. The positions of images follow from the conversation, and such a token at any
-other position is read as padding, both in sampling and in training.
+other position is replaced by padding, both in sampling and in training.
 
-Shapes: B rows, L positions, P patches, F values of a patch.
+In tensor shapes, B is the number of rows, L of positions, P of patches, and F of values of a patch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Image
 
 MOST_PIXELS = 50_000_000
-"""Maximum pixels of an image; a larger image is rejected by its header, before its pixels take memory."""
+"""The maximum number of pixels of an image. A larger image is rejected by its header, before its pixels take memory."""
 
 KEPT = 64
-"""Maximum number of images with cached patches."""
+"""The maximum number of images with cached patches."""
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
-"""Formats that Pillow may read; each further format would expose more code to untrusted files."""
+"""The image formats that Pillow may read. Each additional format would expose more code to untrusted files."""
 
 
 class Patches(NamedTuple):
@@ -40,16 +40,16 @@ class Patches(NamedTuple):
 
     values_PF: Tensor
     grid: tuple[int, int, int]
-    """Number of patches in time, height and width."""
+    """The numbers of patches in time, height and width."""
 
 
 class ModelInputs(NamedTuple):
-    """The arguments of a pass over some rows."""
+    """The arguments of a forward pass over some rows."""
 
     named: dict[str, Tensor]
-    """Arguments by name, including `input_ids`."""
+    """The arguments by name, including `input_ids`."""
     positions: Tensor
-    """Positions `_BL`, or `_3BL` if a row has images."""
+    """The positions of the tokens, of shape (B, L), or of shape (3, B, L) if a row has images."""
     shift_B: Tensor
     """The position of a later token minus its index in the row."""
 
@@ -58,19 +58,19 @@ class Vision:
     """Prepares images for one model."""
 
     def __init__(self, processor: Any, config: Any, rope_index: Callable[..., tuple[Tensor, Tensor]]) -> None:
-        """Take the image processor, the model's settings and its own `get_rope_index`."""
+        """Take the image processor, the model's settings and the model's own method `get_rope_index`."""
         self.processor = processor
         self._rope_index = rope_index
         self._merged = int(config.vision_config.spatial_merge_size) ** 2
         self._begin = int(config.vision_start_token_id)
         self.token = int(config.image_token_id)
-        """The token of one merged patch."""
+        """The id of the token that stands for one merged patch."""
         self._marks = (self.token, int(config.video_token_id))
         self._instead = int(config.get_text_config().pad_token_id or 0)
         self._read = lru_cache(KEPT)(self._patches)
 
     def patches(self, image: Image) -> Patches:
-        """Return an image's patches; DataError for a file that is broken or too large."""
+        """Return the patches of an image. Raises DataError if the file is damaged or too large."""
         return self._read(image)
 
     def _patches(self, image: Image) -> Patches:
@@ -88,7 +88,7 @@ class Vision:
         return time * height * width // self._merged
 
     def spread(self, ids: Sequence[int], images: Sequence[Image]) -> tuple[int, ...]:
-        """Return the tokens of a rendered text with the token of each image repeated for its patches.
+        """Return the tokens of a rendered text, with the token of each image repeated for the patches of the image.
 
         Raises ContextError unless the chat template wrote one token per image.
         """
@@ -105,7 +105,7 @@ class Vision:
         )
 
     def places(self, ids: Sequence[int], images: Sequence[Image]) -> list[tuple[int, int]]:
-        """Return the position of each image's first token, and the position after its last."""
+        """Return the position of the first token of each image and the position after its last token."""
         found: list[tuple[int, int]] = []
         place = 0
         for image in images:
@@ -125,7 +125,7 @@ class Vision:
     def inputs(
         self, ids_BL: Tensor, first_B: Sequence[int], images_B: Sequence[Sequence[Image]]
     ) -> ModelInputs:
-        """Return the arguments of a pass over rows that begin at `first_B` and contain these images."""
+        """Return the arguments of a forward pass over rows that begin at `first_B` and contain these images."""
         device, (rows, length) = ids_BL.device, ids_BL.shape
         first_B1 = torch.tensor(first_B, device=device)[:, None]
         plain_BL = (torch.arange(length, device=device)[None] - first_B1).clamp(min=0)
@@ -155,13 +155,13 @@ class Vision:
         return ModelInputs(named, positions_3BL, shift_B)
 
     def readable(self, ids: Tensor) -> Tensor:
-        """Return tokens outside of images, with stray image tokens replaced by padding."""
+        """Return the tokens with every image token and video token replaced by padding."""
         stray = (ids == self._marks[0]) | (ids == self._marks[1])
         return torch.where(stray, self._instead, ids)
 
 
 def opened(image: Image) -> Any:
-    """Return a Pillow image in RGB; DataError for a file that is broken, too large or missing."""
+    """Return a Pillow image in RGB. Raises DataError if the file is damaged, too large or missing."""
     from PIL import Image as Pillow
 
     if not image.data:
@@ -203,9 +203,9 @@ def auto_class(config: Any) -> Any:
 
 
 def read_image_processor(path: str, config: Any) -> Any:
-    """Return the image processor of the model at a path; None if a model with these settings reads only text.
+    """Return the image processor of the model at a path, or None if a model with these settings reads only text.
 
-    Raises ModelError if Pillow or the processor's file is missing.
+    Raises ModelError if Pillow or the file of the image processor is missing.
     """
     if not sees(config):
         return None
@@ -219,6 +219,6 @@ def read_image_processor(path: str, config: Any) -> Any:
 
 
 def need_pillow() -> None:
-    """Raise ModelError if Pillow is missing."""
+    """Raise ModelError if Pillow is not installed."""
     if find_spec("PIL") is None:
         raise ModelError("A vision-language model needs Pillow: pip install 'kapelle[images]'.")

@@ -1,11 +1,11 @@
-"""Check before loading that a model's files are complete and that kapelle computes the logits of its architecture.
+"""Check, before loading a model, that its files are complete and that kapelle computes the logits of its architecture.
 
-Names and shapes come from the headers of the safetensors files; no tensor is read. For architectures without an outline in kapelle,
-transformers reads the headers on torch's meta device. A small random model with the same settings shows whether kapelle can
-compute its logits.
+The names and shapes of weights are read from the headers of the safetensors files, and no tensor is read. For
+architectures without an outline in kapelle, transformers reads the headers on torch's meta device. A small random model
+with the same settings shows whether kapelle can compute the logits of the architecture.
 
-A file begins with the length of its header in 8 bytes. The header is a JSON object with the name, type, shape and position
-of each tensor; the tensors follow. A truncated file is shorter than its header states.
+A safetensors file begins with the length of its header in 8 bytes. The header is a JSON object with the name, type,
+shape and position of each tensor, and the tensors follow. A truncated file is shorter than its header states.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""Files that transformers reads: the whole model, or a list of shards."""
+"""The names of the files that transformers reads: one file with all weights, or an index that lists the shards."""
 LARGEST_HEAD = 100_000_000
-"""Maximum header size, in bytes, that the library reads."""
+"""The maximum size in bytes of a header that the safetensors library reads."""
 LFS = b"version https://git-lfs"
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -44,32 +44,33 @@ BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-"""Mapping from type to bits per element; only the library checks other types."""
+"""Mapping from a tensor type to the number of bits per element. For types not listed, only the safetensors library
+checks tensor sizes."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 MOST = 100_000_000
-"""Maximum parameters of a model that is built for a check: 400 MB, about a second."""
+"""The maximum number of parameters of a model that is built for a check. Such a model takes 400 MB and about a second."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""Settings of transformers that count layers."""
+"""Settings of transformers that contain the number of layers."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 HEADS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-"""Settings that are divided by the same number, so that heads keep their width."""
+"""Settings that are divided by the same number in reduced models, so that attention heads keep their width."""
 WORDS = 512
-"""Vocabulary size of a reduced model."""
+"""The vocabulary size of a reduced model."""
 
 
 class StoredTensor(NamedTuple):
-    """One tensor in a file."""
+    """The type and the shape of a tensor in a file."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def stored_weights(folder: Path) -> dict[str, StoredTensor]:
-    """Return every tensor in a model's folder; ModelError for files that are missing, truncated or not weights.
+    """Return every tensor in the folder of a model. Raises ModelError if files are missing, truncated or not weights.
 
-    The message refers to the model as `It`.
+    The message of the error refers to the model as `It`.
     """
     whole, index = folder / WHOLE, folder / INDEX
     if whole.is_file() or not index.is_file():
@@ -95,7 +96,7 @@ def stored_weights(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_head(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of one file by name; ModelError unless the file has exactly the bytes that its header states."""
+    """Return the tensors of one file by name. Raises ModelError if the file size differs from the size that its header states."""
     found: dict[str, StoredTensor] = {}
     try:
         with file.open("rb") as opened:
@@ -151,7 +152,7 @@ def read_head(file: Path) -> dict[str, StoredTensor]:
 
 
 def shards_of(index: Path) -> Mapping[str, str]:
-    """Return a mapping from tensors to files from an index; ModelError if it lists no files, or files outside its folder."""
+    """Return the mapping from tensors to files of an index. Raises ModelError if it lists no files or files outside its folder."""
     try:
         listed = dict(json.loads(index.read_text("utf-8"))["weight_map"])
         if listed and all(isinstance(name, str) and name == Path(name).name for name in listed.values()):
@@ -166,7 +167,7 @@ def _broken(file: Path, what: str) -> ModelError:
 
 
 def folder_of(path: str) -> Path | None:
-    """Return the folder with a model's weights; None for the embedded model and for models that were not downloaded."""
+    """Return the folder with the weights of a model, or None for the embedded model and for models that were not downloaded."""
     if path == "embedded":
         return None
     if is_of_modelscope(path):
@@ -187,10 +188,10 @@ def folder_of(path: str) -> Path | None:
 
 
 def check_files(path: str, outline: Outline) -> bool:
-    """Raise ModelError for weights that are missing, truncated or unlike the outline's; return False if that is unknown.
+    """Raise ModelError if weights are missing or truncated or do not match the outline, and return whether this could be checked.
 
-    If names or shapes differ, transformers decides, because it maps the names of other versions and programs. Returns True
-    if nothing was downloaded yet.
+    If names or shapes differ, transformers decides, because it maps the weight names of other versions and programs.
+    Also returns True if nothing has been downloaded yet.
     """
     folder = folder_of(path)
     if folder is None:
@@ -219,10 +220,10 @@ def check_files(path: str, outline: Outline) -> bool:
 
 
 def check_architecture(path: str, *, replays_routing: bool = False) -> LanguageModel | None:
-    """Return a small random model with a model's settings; None if none can be built.
+    """Return a small random model with the settings of a model, or None if no such model can be built.
 
-    Raises ModelError if kapelle cannot compute its logits, or if `replays_routing` is set and its routers' choices cannot
-    be recorded.
+    Raises ModelError if kapelle cannot compute the logits of the model, or if `replays_routing` is set and the choices
+    of the model's routers cannot be recorded.
     """
     path = located(path)
     with loading(path, "read"):
@@ -242,10 +243,10 @@ def small_model(
     most: int = MOST,
     **options: Any,
 ) -> LanguageModel | None:
-    """Return a random model of at most `most` parameters with the same kinds of layers; None if none can be built.
+    """Return a random model with at most `most` parameters and the same kinds of layers, or None if none can be built.
 
-    `make` builds a model from given settings. The tokeniser belongs to the unchanged settings; the options are for
-    LanguageModel. Raises ModelError if kapelle cannot compute the logits.
+    The function `make` builds a model from the given settings. The tokeniser belongs to the unchanged settings. The
+    options are passed to LanguageModel. Raises ModelError if kapelle cannot compute the logits.
     """
     import torch
 
@@ -275,7 +276,7 @@ def small_model(
 
 
 def _smaller(settings: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """Yield the unchanged settings, then smaller and smaller ones with the same kinds of layers."""
+    """Yield the unchanged settings, followed by smaller and smaller settings with the same kinds of layers."""
     yield settings
     few = _with_few_layers(settings)
     yield few
@@ -294,7 +295,7 @@ def _smaller(settings: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _with_few_layers(settings: PretrainedConfig) -> PretrainedConfig:
-    """Return the settings with a short vocabulary and the fewest layers that include every kind."""
+    """Return the settings with a short vocabulary and the smallest number of layers that includes every kind of layer."""
     small = copy.deepcopy(settings)
     inner = small.get_text_config()
     count = next(key for key in (*LAYERS, "") if not key or isinstance(getattr(inner, key, None), int))

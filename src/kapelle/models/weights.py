@@ -26,9 +26,9 @@ from kapelle.team import ALL_LINEAR, Lora
 def weights_hash(tensors: Mapping[str, Tensor]) -> str:
     """Return a string of `v2-` and 64 bits that depend on every name, type, shape and byte of the weights.
 
-    Each device hashes its own tensors with one synchronisation, and all devices give the same result. Two sets of weights
-    that differ by accident share a hash with probability 2⁻⁶⁴. The hash does not protect against deliberate collisions:
-    files of folders and checkpoints are compared by BLAKE2 and SHA-256 (`hash_of_base`, `checksums`).
+    Each device hashes its own tensors with one synchronisation, and all devices give the same result. Two different
+    sets of weights have the same hash by accident with probability 2⁻⁶⁴. The hash does not protect against deliberate
+    collisions. The files of folders and checkpoints are compared by BLAKE2 and SHA-256 (`hash_of_base`, `checksums`).
     """
     digest = hashlib.blake2b(digest_size=8)
     names = sorted(tensors)
@@ -46,12 +46,12 @@ def weights_hash(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _words_at_once(device: torch.device) -> int:
-    """Return how many words are mixed at once: as many as fit a CPU's cache, or 128 MiB on a GPU, which are copied."""
+    """Return the number of words that are mixed at a time: words that fit a CPU's cache, or copies of 128 MiB on a GPU."""
     return 1 << 17 if device.type == "cpu" else 1 << 24
 
 
 def _words(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield the bytes of all tensors as int64, each tensor padded with zeros; small adjacent tensors are joined."""
+    """Yield the bytes of all tensors as int64, with each tensor padded with zeros. Small adjacent tensors are joined."""
     waiting: list[Tensor] = []
     held = 0
     for tensor in tensors:
@@ -74,10 +74,10 @@ def _joined(contents: Sequence[Tensor]) -> Tensor:
 
 
 def _mixed(words: Tensor, place: int) -> Tensor:
-    """Return words mixed with their positions, counted from `place`, by MurmurHash3's `fmix64` and its constants.
+    """Return words mixed with their positions by MurmurHash3's `fmix64` and its constants. The first position is `place`.
 
-    A changed bit changes each bit of its word with probability one half. Integers wrap around on every device, so the sum of
-    mixed words is independent of the order of addition.
+    A changed bit changes each bit of its word with probability one half. Integers wrap around on every device, so the
+    sum of mixed words is independent of the order of addition.
     """
     mixed = torch.arange(place, place + len(words), device=words.device).mul_(-0x61C8864680B583EB)
     mixed.bitwise_xor_(words)
@@ -91,9 +91,9 @@ def _mixed(words: Tensor, place: int) -> Tensor:
 
 
 def hash_of_base(base: LanguageModel) -> str:
-    """Return a hash of 16 hex digits of a base's own weights as float32, independent of their stored type.
+    """Return a hash of 16 hexadecimal digits of a base model's weights as float32, independent of the type in which they are stored.
 
-    Adapters and checkpoints record the hash; it is compared across runs and machines.
+    Adapters and checkpoints record this hash, and it is compared across runs and machines.
     """
     digest = hashlib.blake2b(digest_size=8)
     weights = base.base_parameters()
@@ -110,9 +110,10 @@ def hash_of_base(base: LanguageModel) -> str:
 def save_adapter(
     folder: Path, tensors: Mapping[str, Tensor], lora: Lora, base: str, base_hash: str | None = None
 ) -> None:
-    """Write an adapter as a PEFT folder: `adapter_config.json` and `adapter_model.safetensors`.
+    """Write an adapter as a PEFT folder with `adapter_config.json` and `adapter_model.safetensors`.
 
-    With the hash of its base, kapelle can later reject a different base. The folder gets checksums.
+    If the hash of the base model is given, kapelle can later reject a different base model. Checksums are added to the
+    folder.
     """
     from safetensors.torch import save_file
 
@@ -138,7 +139,7 @@ def save_adapter(
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
-    """Read a PEFT LoRA folder; ModelError if it is damaged, or not a folder of plain LoRA."""
+    """Read a PEFT LoRA folder. Raises ModelError if the folder is damaged or does not contain plain LoRA."""
     lora = read_lora(folder)
     verify_folder(folder)
     try:
@@ -148,9 +149,9 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], Lora]:
 
 
 def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write a base without adapters and its tokeniser with `save_pretrained`, and their checksums.
+    """Write a base model without adapters and its tokeniser with `save_pretrained`, and add checksums.
 
-    `weights`, by name, are written instead of the model's own.
+    If `weights` are given by name, they are written instead of the model's own weights.
     """
     assert not model.bank.adapters, "a base with adapters is saved as adapters"
     # Calling `state_dict` on the model would make FSDP reshard the weights.
@@ -168,9 +169,10 @@ def save_model(folder: Path, model: LanguageModel, weights: Mapping[str, Tensor]
 
 
 def read_model(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """Read a folder written by `save_pretrained` with at least the weights of these names; ModelError if it is damaged.
+    """Read the weights in a folder written by `save_pretrained`, which must include the weights with these names.
 
-    `transformers` converts names that differ: it saves the experts of a mixture one by one.
+    If names differ, `transformers` converts them, because it saves the experts of a mixture one by one. Raises
+    ModelError if the folder is damaged.
     """
     verify_folder(folder)
     try:
@@ -186,10 +188,11 @@ def read_model(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
 
 
 class RoundedWeights:
-    """Half-precision copies of the weights of linear layers, which replace those in float32 while a model samples.
+    """Half-precision copies of the weights of linear layers, which replace the float32 weights while a model samples.
 
-    Autocast would round each weight to the same values again for every product: it reads four bytes per weight, writes two
-    and reads those two. The copies are made once and take two bytes per weight until they are dropped.
+    Autocast would round each weight to the same values again for every product: it would read four bytes per weight,
+    write two bytes and read these two bytes again. The copies are made once and take two bytes per weight until they
+    are dropped.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:

@@ -1,1 +1,1 @@
-"""Rolling out episodes: from tasks to groups of episodes."""
+"""Roll out episodes for tasks, and collect them in groups."""

@@ -1,8 +1,8 @@
-"""Environment states with time limits for every call, in the thread of the event loop or in their own thread.
+"""Run the calls of episode states with time limits, either in the thread of the event loop or in a separate thread.
 
-By default calls run in the thread of the event loop. An environment that waits for other programs without `await` would block all
-other episodes, so it declares `blocking = True`. Each of its episode states then has its own thread. A thread that exceeds its time
-limit is abandoned with its state.
+By default, calls run in the thread of the event loop. An environment that waits for other programs without `await` would block all
+other episodes, so it must declare `blocking = True`. Each episode state of such an environment has its own thread. If a call exceeds
+its time limit, the thread and the episode state are abandoned.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from kapelle.types import Image, Task
 T = TypeVar("T")
 
 WORKERS = 256
-"""Maximum number of threads of blocking environments; other episodes wait before they begin (`rollout/setup.py`)."""
+"""Maximum number of threads of blocking environments. Other episodes wait before they start (`rollout/setup.py`)."""
 METHODS = ("observe", "movers", "step", "outcome", "close")
-"""Methods of every episode state."""
+"""Names of the methods that every episode state must have."""
 _RESULTS = frozenset({str, tuple, type(None), Outcome})
-"""Usual result types of methods that are not async; checking these is faster than `isinstance` with an abstract class."""
+"""Common result types of methods that are not async. A lookup in this set is faster than `isinstance` with an abstract class."""
 
 
 class BrokenContract(EpisodeError):
-    """An episode state lacks a method, or a method is async when it should not be, or the reverse."""
+    """An episode state lacks a method, a method is async that must not be async, or a method is not async that must be async."""
 
 
 async def open_state(
     environment: Environment, task: Task, agents: Sequence[str], seed: int, patience: Patience
 ) -> BoundedState | RemoteState:
-    """Open the state of one episode, in its own thread if the environment blocks."""
+    """Open the state of one episode. If the environment blocks, the state gets its own thread."""
     if offers(environment, OpensStates):
         return await environment.open_state(task, agents, seed, patience)
     state = (ThreadState if getattr(environment, "blocking", False) else BoundedState)(
@@ -86,32 +86,35 @@ async def open_state(
 
 @lru_cache(maxsize=64)
 def _whole(kind: type) -> bool:
-    """Return whether a class has every method; if not, its instances may still have them."""
+    """Return whether a class has every required method.
+
+    If a method is missing, instances of the class may still have it.
+    """
     return all(callable(getattr(kind, method, None)) for method in METHODS)
 
 
 class BoundedState:
-    """An episode state with calls in this thread; a call that takes too long raises DeadlineExceeded."""
+    """An episode state whose calls run in the current thread. A call that exceeds its time limit raises DeadlineExceeded."""
 
     inner: EpisodeState
 
     def __init__(self, name: str, patience: Patience) -> None:
-        """Set the environment's name, for messages, and the time limits of its calls."""
+        """Set the name of the environment, which is used in messages, and the time limits of its calls."""
         self._name, self._patience = name, patience
 
     async def start(self, start: Callable[..., EpisodeState], *given: Any) -> object:
-        """Return the result of `start`."""
+        """Call `start` and return its result."""
         return self._now("start", start, *given)
 
     def end(self) -> None:
-        """Release the thread after a failed start."""
+        """Release the thread after the start of the state has failed."""
 
     def observe(self, agent: str) -> str:
         """See `environment.EpisodeState`."""
         return self._now("observe", self.inner.observe, agent)
 
     def images(self, agent: str) -> Sequence[Image]:
-        """See `environment.StateWithImages`; empty for other states."""
+        """See `environment.StateWithImages`. For other states, the result is empty."""
         if not isinstance(self.inner, StateWithImages):
             return ()
         found: Sequence[object] = self._now("images", self.inner.images, agent)
@@ -122,7 +125,7 @@ class BoundedState:
         )
 
     def legal(self, agent: str) -> Sequence[str]:
-        """See `environment.KnowsMoves`; empty for other states."""
+        """See `environment.KnowsMoves`. For other states, the result is empty."""
         if not isinstance(self.inner, KnowsMoves):
             return ()
         found: Sequence[object] = self._now("legal", self.inner.legal, agent)
@@ -150,7 +153,7 @@ class BoundedState:
 
     @property
     def scorable(self) -> bool:
-        """Whether it can score a text before the end of the episode; see `environment.Scorable`."""
+        """Whether a text can be scored before the end of the episode; see `environment.Scorable`."""
         return isinstance(self.inner, Scorable)
 
     def score(self, agent: str, text: str) -> Awaitable[float]:
@@ -158,7 +161,7 @@ class BoundedState:
         return self._waiting("score", cast("Scorable", self.inner).score, agent, text)
 
     def allow_answers(self, most: int) -> None:
-        """See `environment.Retriable`; has no effect on other states."""
+        """See `environment.Retriable`. For other states, this method has no effect."""
         if isinstance(self.inner, Retriable):
             self._now("allow_answers", self.inner.allow_answers, most)
 
@@ -167,7 +170,7 @@ class BoundedState:
         return self._waiting("close", self.inner.close)
 
     def _now(self, method: str, work: Callable[..., T], *given: Any) -> T:
-        """Return the result of a method that is not async."""
+        """Call a method that is not async, and return its result."""
         what = f"`{method}` of environment '{self._name}'"
         found = self._called(what, self._patience.environment, work, *given)
         if type(found) not in _RESULTS and isinstance(found, Coroutine) and method != "start":
@@ -181,7 +184,7 @@ class BoundedState:
         return call(what, "environment", seconds, work, *given)
 
     def _waiting(self, method: str, work: Callable[..., Awaitable[T]], *given: Any) -> Awaitable[T]:
-        """Return an awaitable of the result of an async method."""
+        """Call an async method, and return an awaitable of its result."""
         what = f"`{method}` of environment '{self._name}'"
         if method == "score":
             return within(what, "grader", self._patience.grader, _awaited(what, work, *given))
@@ -198,10 +201,10 @@ async def _awaited(what: str, work: Callable[..., Awaitable[T]], *given: Any) ->
 
 
 class ThreadState(BoundedState):
-    """An episode state on its own daemon thread and event loop, which are abandoned when a call exceeds its time limit."""
+    """An episode state with its own daemon thread and event loop. If a call exceeds its time limit, both are abandoned."""
 
     def __init__(self, name: str, patience: Patience) -> None:
-        """Start the thread; raise EpisodeError if too many threads were abandoned."""
+        """Start the thread. Raises EpisodeError if too many threads were abandoned."""
         super().__init__(name, patience)
         if sum(isinstance(each, threading.Thread) and each.is_alive() for each in left_behind) >= WORKERS:
             raise EpisodeError(
@@ -221,7 +224,7 @@ class ThreadState(BoundedState):
             self._loop.close()
 
     async def start(self, start: Callable[..., EpisodeState], *given: Any) -> object:
-        """Return the result of `start`, on the thread."""
+        """Call `start` in the thread and return its result."""
 
         async def begin() -> object:
             return start(*given)
@@ -229,7 +232,7 @@ class ThreadState(BoundedState):
         return await self._waiting("start", begin)
 
     async def close(self) -> None:
-        """See `environment.EpisodeState`; the thread ends."""
+        """See `environment.EpisodeState`. The thread also ends."""
         try:
             if not self._given_up:
                 await self._waiting("close", self.inner.close)
@@ -237,7 +240,7 @@ class ThreadState(BoundedState):
             self.end()
 
     def end(self) -> None:
-        """End the thread after its current call."""
+        """End the thread after the current call of the thread."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -265,7 +268,7 @@ class ThreadState(BoundedState):
             raise
 
     def _submit(self, work: Callable[..., Awaitable[T]], *given: Any) -> Future[T]:
-        """Start work on the thread."""
+        """Start a call in the thread and return the future of its result."""
         if self._given_up:
             raise DeadlineExceeded("An earlier call exceeded its time limit, and its thread was abandoned.")
         return asyncio.run_coroutine_threadsafe(
@@ -273,7 +276,7 @@ class ThreadState(BoundedState):
         )
 
     def _give_up(self) -> None:
-        """Abandon the thread, which ends if the call returns."""
+        """Abandon the thread. The thread ends if the current call returns."""
         if not self._given_up:
             self._given_up = True
             left_behind.append(self._thread)

@@ -1,7 +1,8 @@
-"""First turns that are shared by the episodes of a group.
+"""Share the first turns of episodes among the episodes of a group.
 
-With widths w₁, w₂, … the first moment of a group is sampled w₁ times, after each of these the second moment w₂ times, and so on. So
-w₁·w₂·… episodes share w₁ first moments. Every turn is sampled once. Only moments with a turn of a trained agent count.
+With the widths w₁, w₂, …, the first moment of a group is sampled w₁ times. After each of these samples, the second moment is sampled
+w₂ times, and so on. The w₁·w₂·… episodes of the group therefore share w₁ first moments. Every turn is sampled only once. Only moments
+with a turn of a trained agent are counted.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ class SharedAnswers:
     """Completions that the episodes of one group share."""
 
     def __init__(self, widths: Sequence[int]) -> None:
-        """Branch `widths[k]` times at moment k; their product is the number of episodes."""
+        """Create `widths[k]` branches at moment k. The product of the widths is the number of episodes."""
         self.widths = tuple(widths)
         self._answers: dict[Hashable, asyncio.Future[Completion | None]] = {}
 
     def branch(self, sample: int) -> Branch:
-        """Return the branch of the episode with this number."""
+        """Return the branch of the episode with this index."""
         ways: list[int] = []
         for width in reversed(self.widths):
             sample, way = divmod(sample, width)
@@ -31,7 +32,10 @@ class SharedAnswers:
         return Branch(self, tuple(reversed(ways)))
 
     async def once(self, key: Hashable, ask: Callable[[], Awaitable[Completion]]) -> Completion:
-        """Return the result of the first call with this key; other calls wait for it, and call `ask` if it fails."""
+        """Return the result of the first call with this key.
+
+        Other calls wait for this result. If the first call fails, they call `ask`.
+        """
         while True:
             future = self._answers.get(key)
             if future is None:
@@ -57,8 +61,8 @@ class SharedAnswers:
 
 
 class Branch(NamedTuple):
-    """One of the episodes that share first turns."""
+    """The branches of one of the episodes that share first turns."""
 
     answers: SharedAnswers
     ways: tuple[int, ...]
-    """Its branch at each moment. A shared turn belongs to the episode whose later branches are all 0."""
+    """Index of the episode's branch at each moment. A shared turn belongs to the episode whose later indices are all 0."""

@@ -1,4 +1,4 @@
-"""Compaction of a conversation that no longer fits the context (`episode.compaction`)."""
+"""Shorten conversations that no longer fit in the context (`episode.compaction`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kapelle.types import Message
 def compacted(
     messages: Sequence[Message], rule: CompactionConfig, fits: Callable[[Sequence[Message]], bool]
 ) -> tuple[list[Message], int]:
-    """Return the shortened conversation of an agent, and how many messages were dropped.
+    """Return the shortened conversation of an agent, and the number of messages that were removed.
 
-    It keeps the system message, the first messages, and as many of the last messages as `rule` and `fits` allow: at least one, even if it
-    does not fit. The note follows the text of the last of the first messages. Two messages of the same role that become adjacent are
-    joined, because many chat templates require alternating roles.
+    The system message, the first messages, and as many of the last messages as `rule` and `fits` allow are kept. At least one of the
+    last messages is kept, even if it does not fit. The note about removed messages is added after the text of the last of the first
+    messages. Messages of the same role that become adjacent are joined, because many chat templates require alternating roles.
     """
     system = 1 if messages and messages[0].role == "system" else 0
     head = list(messages[: system + rule.keep_first])

@@ -1,7 +1,7 @@
-"""Collecting episodes: from tasks to groups of episodes.
+"""Roll out episodes of tasks concurrently, and collect them in groups.
 
-Every episode is a coroutine. All of them run at once, and the engine batches their requests. `_roll_out_once` converts a fault inside
-an episode to its `error`.
+Every episode is a coroutine. All episodes run concurrently, and the engine batches their requests. The function `_roll_out_once`
+converts an exception inside an episode to its `error`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ from kapelle.runtime.ranks import Meeting, Peers
 from kapelle.types import Episode, Group, Task, Turn
 
 REDONE = 2
-"""Maximum repetitions of an episode whose environment's process died while this environment was computing."""
+"""Maximum number of times that an episode is repeated because the process of its environment crashed while this environment was
+computing."""
 LOST = 100
-"""Maximum repetitions of an episode whose environment was lost for any reason, such as a server's restart."""
+"""Maximum number of times that an episode is repeated because its environment was lost for any reason, such as the restart of a server."""
 
 
 async def roll_out_episode(
@@ -66,15 +67,17 @@ async def roll_out_episode(
     on_scene: Callable[[LiveScene], None] | None = None,
     branch: Branch | None = None,
 ) -> Episode:
-    """Roll out one episode, `sample` of its group; an error inside it becomes its `error`.
+    """Roll out one episode, which has the index `sample` in its group.
 
-    With a `record`, replay it and continue from there, sampling with `sampling_seed`. `on_scene` is called with the episode's scene.
-    A `branch` shares its first turns with other episodes of the group.
+    If a `record` is given, the recorded turns are replayed, and the following turns are sampled with `sampling_seed`. The function
+    `on_scene` is called with the scene of the episode. If a `branch` is given, the first turns are shared with other episodes of the
+    group.
 
-    Raises only errors that are not caused by one episode: EngineError, KeyboardInterrupt, and a cancellation from outside.
+    An exception inside the episode is stored in its `error`. This function raises only errors that are not caused by a single
+    episode: EngineError, KeyboardInterrupt, and a cancellation by the caller.
 
-    If the environment's process ends, the episode restarts with the same seed and replays the turns sampled so far. An episode with
-    a tree, or with an environment that does not repeat exactly, is sampled from the start.
+    If the process of the environment ends, the episode is restarted with the same seed, and the turns that were already sampled are
+    replayed. An episode with tree sampling, or with an environment that does not repeat exactly, is sampled again from the start.
     """
     blamed, lost, replayed = 0, 0, record
     turns: tuple[Turn, ...] = ()
@@ -103,7 +106,10 @@ async def roll_out_episode(
 async def continue_episode(
     setup: RolloutSetup, task: Task, left: PartialEpisode, sample: int, on_scene: Callable[[LiveScene], None]
 ) -> Episode:
-    """Continue an unfinished episode in a new environment; an episode that does not repeat becomes an error."""
+    """Continue an unfinished episode in a new environment.
+
+    If the replay differs from the recorded turns, the result is a failed episode.
+    """
     record = Record(left.turns, left.drafts, left.begun)
     episode = await roll_out_episode(setup, task, left.seed, sample, record, on_scene=on_scene)
     how = record.diverged(episode)
@@ -116,7 +122,7 @@ async def continue_episode(
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """The end of an environment's process during an episode, and the turns recorded until then."""
+    """The process of an environment ended during an episode. This object contains the turns that had been recorded."""
 
     how: WorkerLost
     turns: tuple[Turn, ...]
@@ -189,7 +195,7 @@ async def _roll_out_once(
 
 
 class ScheduledEpisode(NamedTuple):
-    """One episode to roll out: `sample` of the group of its task."""
+    """An episode to roll out, which has the index `sample` in the group of its task."""
 
     task: Task
     sample: int
@@ -199,9 +205,9 @@ class ScheduledEpisode(NamedTuple):
 def schedule(
     tasks: Sequence[Task], samples: int, seed: int, *, one_seed: bool = False
 ) -> list[ScheduledEpisode]:
-    """Return `samples` episodes of every task. Each has its own seed, even if a task is listed twice.
+    """Return the list of `samples` episodes for every task.
 
-    With `one_seed`, the episodes of a task share one seed.
+    Each episode has a different seed, even if a task is listed twice. With `one_seed`, all episodes of a task have the same seed.
     """
     times: Counter[str] = Counter()
     episodes: list[ScheduledEpisode] = []
@@ -223,9 +229,9 @@ async def rollout(
     max_concurrent: int = 4096,
     own: Sequence[int] | None = None,
 ) -> list[Group]:
-    """Roll out `samples` episodes of every task at once and return one group per task, in order.
+    """Roll out `samples` episodes of every task concurrently, and return one group per task, in order.
 
-    With `own`, roll out only the tasks at these places, with the same seeds as in a rollout of all tasks.
+    If `own` is given, only the tasks with these indices are rolled out, with the same seeds as in a rollout of all tasks.
     """
     step, widths, interventions = len(tasks), setup.data.widths, setup.data.interventions
     scheduled = schedule(tasks, samples, seed, one_seed=bool(widths))
@@ -248,9 +254,10 @@ async def rollout(
 
 
 async def compare_episodes(setup: RolloutSetup, groups: Sequence[Group]) -> list[Group]:
-    """Return groups with the rewards of an environment that `RewardsEpisodes`; failed episodes stay as they are.
+    """Return copies of the groups with the rewards that an environment with the capability `RewardsEpisodes` computes for them.
 
-    An error becomes the error of all episodes of the group, as in `roll_out_episode`.
+    Failed episodes are not changed. If the computation raises an exception, all episodes of the group fail with this error, as in
+    `roll_out_episode`.
     """
     environment = setup.environment
     if not (setup.rewarded and offers(environment, RewardsEpisodes) and environment.compared):
@@ -283,7 +290,7 @@ async def compare_episodes(setup: RolloutSetup, groups: Sequence[Group]) -> list
 
 
 def _failed(group: Group, reason: str) -> Group:
-    """Return a copy of a group in which all valid episodes failed for this reason."""
+    """Return a copy of a group in which all valid episodes have failed for this reason."""
     episodes = [
         each
         if each.error is not None
@@ -315,7 +322,7 @@ def _rewarded(group: Group, outcomes: Sequence[Outcome]) -> Group:
 
 
 async def roll_out_continuation(setup: RolloutSetup, run: Continuation) -> Episode:
-    """Replay an episode and continue it, without branches."""
+    """Replay an episode and continue it without branches."""
     episode, sample = run.fork.episode, run.fork.sample
     plain = replace(setup, data=Data())
     return await roll_out_episode(plain, episode.task, episode.seed, sample, run.record, run.seed)
@@ -327,7 +334,10 @@ async def roll_out_continuations(
     max_concurrent: int = 4096,
     ended: Callable[[Continuation, Episode], None] = lambda run, episode: None,
 ) -> list[Episode]:
-    """Roll out continuations at once, as far as there is room, and return their episodes in order; `ended` is called with each."""
+    """Roll out continuations concurrently, as far as resources allow, and return their episodes in order.
+
+    The function `ended` is called with each continuation and its episode.
+    """
 
     async def one(number: int, _: ScheduledEpisode) -> Episode:
         episode = await roll_out_continuation(setup, runs[number])
@@ -340,10 +350,11 @@ async def roll_out_continuations(
 
 
 def at_once(setup: RolloutSetup, most: int) -> int:
-    """Return for how many episodes, at most `most`, there are enough descriptors, and threads if their environment blocks.
+    """Return the maximum number of concurrent episodes (at most `most`) for which there are enough resources.
 
-    Other episodes wait before they use any resource, so that no episode blocks another. The resources of an episode include those of
-    its continuations, so that it never waits for itself.
+    These resources are file descriptors, and threads if the environment blocks. Further episodes wait before they use any resource,
+    so that episodes never block each other. The resources of an episode include the resources of its continuations, so that an
+    episode never waits for itself.
     """
     environment, agents, tree = setup.environment, len(setup.team.names), setup.data.tree
     processes = setup.workers.size if setup.workers else 1
@@ -364,9 +375,9 @@ async def collect_scheduled(
     *,
     followed: bool = False,
 ) -> list[Episode]:
-    """Roll out all scheduled episodes at once, as far as there is room, and return them in order.
+    """Roll out all scheduled episodes concurrently, as far as resources allow, and return them in order.
 
-    With `followed`, the sampler waits until an episode has ended completely, because other work depends on its end.
+    With `followed`, the sampler waits until an episode has ended completely, because further work depends on the end of the episode.
     """
     under_way = at_once(setup, max_concurrent)
     gate = asyncio.Semaphore(under_way)
@@ -409,11 +420,14 @@ async def collect_scheduled(
 # of this module, and not of a feature, because rollout workers and the scene share it.
 
 Enough = Callable[[Sequence[bool]], bool]
-"""Which groups are done → whether the others may stay unfinished."""
+"""Function that receives whether each group is done, and returns whether the remaining groups may stay unfinished."""
 
 
 def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[PartialGroup]:
-    """Return groups without samples, with the seeds of `rollout`; `number` is that of their step."""
+    """Return groups without samples, with the same seeds as in `rollout`.
+
+    The argument `number` is the number of the step that starts them.
+    """
     episodes = [PartialEpisode(each.seed) for each in schedule(tasks, samples, seed)]
     return [
         PartialGroup(task, number, tuple(episodes[g * samples : (g + 1) * samples]))
@@ -424,11 +438,12 @@ def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[P
 async def collect_groups(
     setup: RolloutSetup, groups: Sequence[PartialGroup], enough: Enough, meeting: Peers | None = None
 ) -> list[PartialGroup]:
-    """Continue groups until enough of them are done, and return all groups in their state at that time, in order.
+    """Continue groups until enough of them are done, and return all groups in their current state, in order.
 
-    The engine of `setup` is `Interruptible`. At a `meeting` of several processes, groups are assigned to them in turn, `groups` are
-    those of this process, and `enough` receives those of all processes. They synchronise after every `PAUSE` tokens of each row, so that
-    the end depends only on tokens.
+    The engine of `setup` must be `Interruptible`. If several processes take part (`meeting`), `groups` contains only the groups of
+    this process, and `enough` receives the state of the groups of all processes. Groups are assigned to the processes in turn. The
+    processes synchronise after every `PAUSE` tokens of each sequence, so that the end of the step depends only on the number of
+    tokens.
     """
     alone = meeting is None or meeting.size == 1
     known = {(g, k): each for g, group in enumerate(groups) for k, each in enumerate(group.episodes)}
@@ -459,7 +474,10 @@ async def collect_groups(
     failed: list[BaseException] = []
 
     def agreed() -> bool:
-        """Exchange which groups are done; return whether all processes should end, which they also do if one fails."""
+        """Exchange which groups are done, and return whether all processes should end.
+
+        If one process fails, all processes end.
+        """
         assert meeting is not None, "a single process has no meeting"
         try:
             shares = meeting.all_gather("groups that are done", lambda: bytes(g.done for g in as_they_are()))
@@ -514,33 +532,37 @@ async def collect_groups(
 
 
 class CollectsGroups:
-    """A rollout engine that collects whole groups in other processes, instead of single requests.
+    """A rollout engine that collects whole groups of episodes in other processes, instead of answering single requests.
 
-    Its methods request groups and return a function that waits for them. It leaves the global random generators as if this process
-    had collected the groups.
+    The methods request groups and return a function that waits for them. After that, the global random generators have the same state
+    as if this process had collected the groups.
     """
 
     def request_groups(
         self, setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
     ) -> Callable[[], list[Group]]:
-        """Request `samples` episodes of the tasks at the places `own`, with their seeds among all tasks; one group per task."""
+        """Request `samples` episodes of each task whose index is in `own`, with the same seeds as among all tasks.
+
+        The returned function waits for the episodes and returns one group per task.
+        """
         raise NotImplementedError
 
     @property
     def weights(self) -> Mapping[str, Mapping[str, Any]]:
-        """The tensors of the last `load`, by policy and name."""
+        """The tensors that were loaded last, by policy and by tensor name."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Abandon requests whose results have not been waited for."""
+        """Abandon requests whose results nobody has waited for."""
         raise NotImplementedError
 
     def request_partial(
         self, setup: RolloutSetup, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
     ) -> Callable[[], Mapping[int, PartialGroup]]:
-        """Request this rank's share of groups that are continued until enough of them are done, by place in `pool`.
+        """Request the continuation of this rank's share of the groups, until enough groups are done.
 
-        `meeting` is the meeting of the ranks.
+        The returned function waits for the result: a mapping from the index of a group in `pool` to the group. The argument `meeting`
+        connects the ranks.
         """
         raise NotImplementedError
 
@@ -548,9 +570,9 @@ class CollectsGroups:
 def request_groups(
     setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int, own: Sequence[int]
 ) -> Callable[[], list[Group]]:
-    """Let rollout workers begin with the tasks at the places `own`; return a function that waits for their groups.
+    """Start the rollout of the tasks with the indices `own` in rollout workers, and return a function that waits for their groups.
 
-    Without workers, the returned function rolls the tasks out in this process.
+    If there are no rollout workers, the returned function rolls out the tasks in this process.
     """
     if not own:
         return list
@@ -560,9 +582,9 @@ def request_groups(
 
 
 def shared_rollout(setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int) -> list[Group]:
-    """Roll out `samples` episodes of every task, divided among the ranks; return one group per task, in order, in every rank.
+    """Divide the tasks among the ranks, roll out `samples` episodes of every task, and return one group per task in every rank.
 
-    The global random generators end in rank 0's state.
+    Afterwards, the global random generators of all ranks have the state of rank 0.
     """
     ranks = setup.ranks
     if ranks.size == 1:

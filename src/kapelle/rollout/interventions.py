@@ -1,30 +1,31 @@
-"""Interventions: change an episode at one of its moments, and continue it from there.
+"""Run interventions: change an episode at one of its moments, and continue the changed episode from this moment.
 
-Task, seed and turns determine an episode. A continuation therefore runs the same program in a new environment: it replays the
-recorded turns token for token (`Record`), applies the change, and samples everything after it with its own seeds. No environment
-is copied.
+An episode is determined by its task, its seed and its turns. A continuation therefore runs the same workflow in a new episode state:
+it replays the recorded turns token by token (`Record`), applies the change, and samples all later turns with its own seed.
+Environments are never copied.
 
-`continue_forks` does this for three callers:
+The function `continue_forks` has three callers:
 
 - `intervene`: an algorithm changes finished episodes of a step;
-- `choose`: a tree judges the candidates of a moment while its episode waits;
-- `evaluation.blame`: a user measures every turn of evaluated episodes.
+- `choose`: tree sampling evaluates the candidates of a moment while the episode waits;
+- `evaluation.blame`: a user measures the effect of every turn of evaluated episodes.
 
-An algorithm's change (`algorithm.Change`) is one of:
+An algorithm can request one of these changes (`algorithm.Change`):
 
-- `resample`: one turn has a new sample;
-- `replace`: another turn takes its place, such as a turn of another episode with the same prompt;
-- `remove`: agents have empty turns, from their first turn on;
-- `swap`: another policy samples for an agent, from its first turn on.
+- `resample`: one turn is sampled again;
+- `replace`: one turn is replaced by another turn, such as a turn of another episode with the same prompt;
+- `remove`: all turns of some agents are empty;
+- `swap`: another policy samples all turns of an agent.
 
-Other agents' turns of the same moment are replayed. The n-th continuations of all changes at one moment have the same seeds, which
-reduces the variance of their difference without changing expectations.
+The turns of other agents at the same moment are replayed. The n-th continuations of all changes at one moment have the same seed,
+which reduces the variance of the difference of their returns without changing its expectation.
 
-**Budget.** If tokens are bounded, each episode has an equal part of the budget. The *other* episodes of its group decide which changes are
-rolled out: what each slot (an agent's turn with a given number) costs them, how often they have it, and how informative it is.
-The most informative slots are chosen as long as they are expected to fit. If the episode's own turns decided, the baseline would
-depend on the turns that it is compared with, and the update would no longer follow ∇J. A slot that fits partly is rolled out in that share
-of the episodes, drawn by their seeds. `Episode.continued` counts the sampled tokens.
+**Budget.** If the number of tokens is limited, each episode receives an equal part of the budget. Which changes of an episode are
+rolled out is determined by the *other* episodes of its group. For each slot (an agent's turn with a given number), the cost in
+tokens, the frequency and the priority are computed from these other episodes. The slots with the highest priority are chosen as long
+as their expected cost fits in the budget. If an episode's own turns were used, the baseline would depend on the turns that it is
+compared with, and the update would no longer follow ∇J. A slot whose cost only partly fits is rolled out in the corresponding share
+of the episodes, drawn with their seeds. The sampled tokens are counted in `Episode.continued`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from kapelle.types import Episode, Group, Intervention, Turn
 
 
 class Record:
-    """The turns to replay, and the joint action after them; `rewind` restarts the replay."""
+    """The turns to replay and the joint action that follows them. The method `rewind` restarts the replay."""
 
     def __init__(
         self,
@@ -58,37 +59,38 @@ class Record:
         swapped: Mapping[str, str] = MappingProxyType({}),
         resampled: Collection[str] = (),
     ) -> None:
-        """Set the recorded turns, one candidate of each agent that moves next, and unfinished turns of other agents.
+        """Set the recorded turns (`past`), one candidate of each agent that moves next (`now`), and unfinished turns (`begun`).
 
-        After these turns `absent` agents have empty turns, and `swapped` policies (by agent) sample. Agents in `resampled` also move
-        next, and their turns are sampled.
+        After these turns, agents in `absent` have empty turns, and for agents in `swapped` the given policies sample. Agents in
+        `resampled` also move next, and their turns are sampled.
         """
         self.absent, self.swapped = frozenset(absent), swapped
         self._moving = frozenset(resampled)
         self._all = dict(numbered((*past, *now, *begun)))
         self.begun = {turn.agent: turn for turn in begun}
-        """Agent → its unfinished turn, which is sampled further."""
+        """Mapping from an agent to its unfinished turn, which will be continued."""
         self._past = tuple(past)
         self._now = {turn.agent for turn in (*now, *begun)} | self._moving
         self._tokens = _tokens((*past, *now))
         self.rewind()
 
     def rewind(self) -> None:
-        """Restart the replay."""
+        """Restart the replay from the first turn."""
         self._given = dict(self._all)
         self._waits_for = set(self._moving)
         self._diverged: str | None = None
 
     def again(self) -> Self:
-        """Return a copy with a restarted replay."""
+        """Return a copy of the record whose replay starts from the first turn."""
         other = copy.copy(self)
         other.rewind()
         return other
 
     def take(self, agent: str, number: int, prompt_ids: Sequence[int], turns: Sequence[Turn]) -> Turn | None:
-        """Return the agent's recorded turn of this number (from 0), or None if the turn is to be sampled.
+        """Return the agent's recorded turn with this number (from 0), or None if the turn must be sampled.
 
-        `turns` are the turns recorded so far. Raises EpisodeError if the prompt or rewards differ from the record.
+        The argument `turns` contains the turns of the replay so far. Raises EpisodeError if the prompt or the rewards differ from the
+        record.
         """
         given = self._given.pop((agent, number), None)
         if given is None and agent not in self._waits_for:
@@ -110,16 +112,19 @@ class Record:
         return given
 
     def replays(self, agent: str) -> bool:
-        """Return whether the agent has a turn to replay."""
+        """Return whether the record still contains a turn of the agent to replay."""
         return any(name == agent for name, _ in self._given)
 
     @property
     def left(self) -> bool:
-        """Whether there are turns to replay."""
+        """Whether the record still contains turns to replay."""
         return bool(self._given)
 
     def diverged(self, ended: Episode | None = None) -> str | None:
-        """Return how the replay differs from the record, including that an `ended` episode ended too early."""
+        """Return a description of how the replay differs from the record, or None if it does not differ.
+
+        If the `ended` episode ended before all turns were replayed, this is also a difference.
+        """
         left = len(self._given) + len(self._waits_for)
         if left and ended is not None and self._diverged is None:
             reason = ended.error or "no error"
@@ -127,7 +132,7 @@ class Record:
         return self._diverged
 
     def sampled(self, episode: Episode) -> Counter[str]:
-        """Return the sampled tokens of an episode, by policy."""
+        """Return the number of sampled tokens of an episode by policy, without the replayed tokens."""
         return _tokens(episode.turns) - self._tokens
 
     def _fail(self, how: str) -> None:
@@ -136,7 +141,7 @@ class Record:
 
 
 def does_not_repeat(environment: str, how: str, off: str) -> EpisodeError:
-    """Return the error of an episode that diverged from its record; its message names the setting `off`."""
+    """Return the error of an episode that differed from its record. The message names the setting `off`, which avoids replays."""
     return EpisodeError(
         f"An episode of '{environment}' does not repeat with the same seed and turns: {how}. Set {off}, or derive all randomness of "
         "environment and workflow from their seeds."
@@ -154,40 +159,41 @@ def _tokens(turns: Sequence[Turn]) -> Counter[str]:
 
 
 class Fork(NamedTuple):
-    """A moment of an episode with a change, from which the episode is continued."""
+    """A moment of an episode and a change, from which continuations of the episode start."""
 
     episode: Episode
     sample: int
-    """The episode's number in its group."""
+    """Index of the episode in its group."""
     record: Record
-    """The turns to replay and the change."""
+    """The turns to replay, and the change that follows them."""
     seeds: tuple[int | str, ...]
-    """The seeds of its continuations are derived from this and their numbers; equal for all forks of a moment."""
+    """Values from which the seeds of the continuations are derived, together with their indices. The values are equal for all forks at
+    the same moment."""
 
 
 class Continuation(NamedTuple):
-    """One continuation of a fork."""
+    """One continuation of a forked episode."""
 
     fork: Fork
     record: Record
-    """A copy of the fork's record."""
+    """A copy of the record of the fork."""
     seed: int
-    """Seed of the sampled turns."""
+    """Seed of the turns that are sampled."""
 
 
 RollOutAll = Callable[[Sequence[Continuation]], Awaitable[Sequence[Episode]]]
-"""Function that rolls out continuations at once, and also returns the failed ones."""
+"""Function that rolls out continuations concurrently and returns all of their episodes, including failed ones."""
 
 
 class ContinuedFork(NamedTuple):
-    """The continuations of a fork."""
+    """The results of all continuations of a fork."""
 
     episodes: tuple[Episode, ...]
-    """Its continuations, including failed ones."""
+    """The episodes of the continuations, including failed ones."""
     tokens: Counter[str]
-    """Policy → sampled tokens."""
+    """Number of sampled tokens by policy."""
     diverged: str | None
-    """How the first continuation that does not repeat the record differs from it."""
+    """How the first continuation that differs from the record differs from it, or None if all continuations repeat the record."""
 
     @property
     def valid(self) -> list[Episode]:
@@ -196,7 +202,7 @@ class ContinuedFork(NamedTuple):
 
 
 async def continue_forks(forks: Sequence[Fork], times: int, roll_out_all: RollOutAll) -> list[ContinuedFork]:
-    """Continue each fork `times` times, all at once."""
+    """Continue each fork `times` times. All continuations run concurrently."""
     runs = [
         Continuation(fork, fork.record.again(), derive_seed(*fork.seeds, number))
         for fork in forks
@@ -213,7 +219,7 @@ async def continue_forks(forks: Sequence[Fork], times: int, roll_out_all: RollOu
 
 
 def turns_until(episode: Episode, count: int) -> tuple[Turn, ...]:
-    """Return the first turns of an episode with their rewards before the next turn began."""
+    """Return the first `count` turns of an episode, with the rewards that had been received before the next turn started."""
     turns = episode.turns
     own = {turn.agent: k for k, turn in reversed(list(enumerate(turns)))}
     earned, by_then, begun = [0.0] * len(turns), None, 0
@@ -245,10 +251,10 @@ async def intervene(
     environment: str,
     roll_out_all: RollOutAll,
 ) -> list[Group]:
-    """Return groups with the results of changes to their episodes (`Episode.interventions`).
+    """Run interventions on the episodes of groups, and return groups with the results (`Episode.interventions`).
 
-    `step` is the number of groups of the whole step. The returns of a change exclude failed continuations. An episode that does not
-    repeat exactly becomes an error.
+    The argument `step` is the number of groups of the whole step. Failed continuations are excluded from the returns of a change. If
+    an episode does not repeat exactly, it becomes a failed episode.
     """
     chosen = [
         (g, e, change)
@@ -304,7 +310,10 @@ def _with(
 def affordable(
     group: Group, number: int, interventions: Interventions, team: Team, step: int
 ) -> list[Change]:
-    """Return the changes of an episode to roll out: all, or those in slots that are expected to fit its budget."""
+    """Return the changes of an episode that will be rolled out.
+
+    Without a token limit, these are all changes; otherwise, they are the changes whose expected cost fits in the episode's budget.
+    """
     changes = list(interventions.change(group, number, team))
     if interventions.share is None and interventions.tokens is None:
         return changes
@@ -337,13 +346,13 @@ def affordable(
 
 
 def _drawn(episode: Episode, slot: Slot) -> float:
-    """Return a random number in [0, 1) from the episode's seed and a slot."""
+    """Return a random number in [0, 1) that is derived from the episode's seed and a slot."""
     number = -1 if slot.number is None else slot.number
     return random.Random(derive_seed(episode.seed, "budget", *slot.agents, number)).random()
 
 
 def slot_of(episode: Episode, change: Change) -> Slot:
-    """Return the slot of a change, which is equal for the same change to another episode."""
+    """Return the slot of a change. Equivalent changes of other episodes have the same slot."""
     if change.turn is None:
         return Slot(change.agents, None)
     (agent,) = change.agents
@@ -357,7 +366,7 @@ def _first_turn(episode: Episode, change: Change) -> int | None:
 
 
 def moment_of(episode: Episode, change: Change) -> tuple[Sequence[Turn], Sequence[Turn]]:
-    """Return the turns before the first changed turn began, and the other turns of its moment."""
+    """Return the turns that were complete when the first changed turn started, and the unchanged turns of the same moment."""
     first = _first_turn(episode, change)
     if first is None:
         return episode.turns, ()
@@ -371,7 +380,7 @@ def moment_of(episode: Episode, change: Change) -> tuple[Sequence[Turn], Sequenc
 
 
 def fork_of(episode: Episode, sample: int, change: Change) -> Fork:
-    """Return the fork of a change."""
+    """Return the fork at which an episode is changed and continued."""
     past, beside = moment_of(episode, change)
     match change.what, change.by:
         case "replace", Turn() as other:
@@ -398,11 +407,12 @@ async def choose(
     environment: str,
     roll_out_all: RollOutAll,
 ) -> list[tuple[Turn, list[Turn]]]:
-    """Return the chosen candidate of each agent that moves, and its siblings; each has its value in `continuation_return`.
+    """Return the chosen candidate of each agent that moves, and the other candidates of this agent.
 
-    `drafts` are the candidates of every agent that moves after the turns `so_far`; a frozen agent has one, without a value. The
-    value of a candidate is its agent's mean return over valid continuations. Candidates with the same tokens are continued once. Raises
-    EpisodeError if all continuations of a joint action failed, or if one does not repeat.
+    The argument `drafts` contains the candidates of every agent that moves after the turns `so_far`. The value of a candidate is the
+    mean return of its agent over valid continuations, and is stored in `continuation_return`. A frozen agent has only one candidate,
+    without a value. Candidates with the same tokens are continued only once. Raises EpisodeError if all continuations of a joint
+    action failed, or if a continuation does not repeat the recorded turns.
     """
     counts = [len(candidates) for candidates in drafts]
     judged_by = {

@@ -1,8 +1,8 @@
-"""Conversion of an environment's results to plain values.
+"""Convert the results of environments to plain Python values.
 
-Environments are user code: their numbers may be NumPy's, their `info` may contain anything, and they may raise any BaseException.
-Converted values are recorded exactly and read back unchanged. Everything else raises an EpisodeError, which fails one episode but not
-the run.
+Environments are user code: they may return NumPy numbers, put any object into `info`, and raise any BaseException. Converted values
+are recorded exactly and are read back unchanged. All other values raise an EpisodeError, so that only one episode fails and not the
+run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from kapelle.runtime.foreign_code import EnvironmentErrorElsewhere, place_of, wo
 from kapelle.types import Episode, Group, Json, Turn
 
 DEEPEST = 64
-"""Maximum depth of lists and mappings in `info`; writing and reading JSON fails at about a thousand levels."""
+"""Maximum depth of nested lists and mappings in `info`. At about a thousand levels, JSON can no longer be written or read."""
 WIDEST = 8192
-"""Maximum bits of an integer in `info`; Python writes at most 4,300 digits."""
+"""Maximum number of bits of an integer in `info`. Python converts integers of at most 4,300 digits to strings."""
 MOST_REWARDED = 1e15
-"""Maximum absolute reward, so that sums of squared returns over a step stay within float32."""
+"""Maximum absolute value of a reward, so that sums of squared returns over a step do not exceed the range of float32."""
 LONGEST = 4000
-"""Maximum characters of an episode's `error`."""
+"""Maximum number of characters of an episode's `error`."""
 
 
 def number(value: object, what: str) -> float:
-    """Return a number, or a scalar of NumPy or torch, as a float; raise EpisodeError for other values."""
+    """Return a number, or a scalar of NumPy or torch, as a float. Raises EpisodeError for other values."""
     if type(value) is float:  # nearly always
         return value
     value = _scalar(value)
@@ -43,7 +43,7 @@ def number(value: object, what: str) -> float:
 
 
 def share(value: object, what: str) -> float:
-    """Return a number in [0, 1] as a float; raise EpisodeError for other values."""
+    """Return a number in [0, 1] as a float. Raises EpisodeError for other values."""
     known = number(value, what)
     if not 0.0 <= known <= 1.0:
         raise EpisodeError(f"{what} is {known}, outside [0, 1].")
@@ -51,16 +51,17 @@ def share(value: object, what: str) -> float:
 
 
 def text(value: object, what: str) -> str:
-    """Return a string as plain `str`; raise EpisodeError for other values."""
+    """Return a string as an instance of `str` itself. Raises EpisodeError for other values."""
     if not isinstance(value, str):
         raise EpisodeError(f"{what} is {_shown(value)}, a {type(value).__name__} instead of a string.")
     return str.__str__(value)
 
 
 def checked_rewards(rewards: object, names: Collection[str]) -> dict[str, float]:
-    """Return rewards by agent as floats; raise EpisodeError for an agent outside the team or a value that is not a number.
+    """Return the rewards of agents as floats.
 
-    Numbers that are not finite are accepted here, because the range is checked on the sum over the episode.
+    Raises EpisodeError if an agent is not in the team or if a value is not a number. Infinite values and NaN are accepted by this
+    function, because the range is checked later on the sum over the episode.
     """
     if type(rewards) is not dict and not isinstance(rewards, Mapping):
         raise EpisodeError(
@@ -75,13 +76,14 @@ def checked_rewards(rewards: object, names: Collection[str]) -> dict[str, float]
 
 
 _PLAIN = frozenset({str, float, bool, type(None)})
-"""Types of values that are kept unchanged."""
+"""Types of values that need no conversion."""
 
 
 def plain(value: object, place: str, depth: int = 0) -> Json:
-    """Return a copy of a value in plain types that JSON represents exactly; `place` names it in errors.
+    """Return a copy of a value that consists of plain types, which JSON represents exactly.
 
-    Scalars of NumPy and torch are converted to Python scalars. Raises EpisodeError for values that cannot be converted.
+    Scalars of NumPy and torch are converted to Python scalars. Raises EpisodeError for values that cannot be converted; `place` is
+    the name of the value in the error message.
     """
     if type(value) in _PLAIN:  # nearly always
         return value
@@ -125,7 +127,7 @@ def plain(value: object, place: str, depth: int = 0) -> Json:
 
 
 def in_range(total: float, bounds: tuple[float, float]) -> bool:
-    """Return whether a total is between two bounds, up to rounding errors of sums."""
+    """Return whether a total is within two bounds, up to the rounding errors of sums."""
     low, high = bounds
     if -math.inf < low <= total <= high < math.inf:  # nearly always
         return True
@@ -136,7 +138,10 @@ def in_range(total: float, bounds: tuple[float, float]) -> bool:
 def accepted(
     outcome: Outcome, turns: Sequence[Turn], bounds: tuple[float, float], names: Sequence[str]
 ) -> Outcome:
-    """Return the outcome in plain values; raise EpisodeError for a value that cannot be converted or a reward out of range."""
+    """Return the outcome in plain values.
+
+    Raises EpisodeError if a value cannot be converted or if a return is out of range.
+    """
     rewards = checked_rewards(outcome.rewards, names)
     for name in names:
         amounts = [turn.reward for turn in turns if turn.agent == name] + [rewards.get(name, 0.0)]
@@ -154,7 +159,7 @@ def accepted(
 
 
 def plain_outcome(outcome: Outcome, rewards: Mapping[str, float]) -> Outcome:
-    """Return the outcome in plain values, with these rewards; raise EpisodeError for the first value that cannot be converted."""
+    """Return the outcome in plain values, with these rewards. Raises EpisodeError if a value cannot be converted."""
     info = plain(outcome.info, "info")
     if not isinstance(info, dict):
         raise EpisodeError(f"`info` is {_shown(info)}. Return a mapping.")
@@ -171,16 +176,17 @@ def plain_outcome(outcome: Outcome, rewards: Mapping[str, float]) -> Outcome:
 
 
 def pending_cancellations() -> int:
-    """Return the number of pending cancellation requests of the running task."""
+    """Return the number of pending cancellation requests of the current asyncio task."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 
 
 def fault(error: BaseException, before: int) -> str:
-    """Return why an episode failed; raise an error that is not the episode's fault.
+    """Return the reason why an episode failed, or raise the error again if the episode did not cause it.
 
-    These are KeyboardInterrupt, EngineError, TrainingHalted, and a cancellation from outside, even if the environment replaced it with
-    another error. `before` is `pending_cancellations` at the start of the episode.
+    The errors that are raised again are KeyboardInterrupt, EngineError, TrainingHalted, and a cancellation by the caller, even if the
+    environment replaced the cancellation with another error. The argument `before` is the result of `pending_cancellations` at the
+    start of the episode.
     """
     if isinstance(error, KeyboardInterrupt | EngineError | TrainingHalted):
         raise error
@@ -205,7 +211,7 @@ def fault(error: BaseException, before: int) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error's message, and the line of the environment's code that raised it."""
+    """Return the message of an error, and the line of the environment's code that raised it."""
     try:
         message = str(error)
     except Exception as unreadable:  # noqa: BLE001 - the environment's own class
@@ -220,7 +226,10 @@ def message_of(error: BaseException) -> str:
 
 
 def _scalar(value: object) -> object:
-    """Return the value of a NumPy or torch scalar, by the attributes that both have; other values unchanged."""
+    """Return the Python value of a NumPy or torch scalar, and other values unchanged.
+
+    Scalars are recognised by the attributes that both libraries define.
+    """
     if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
         return item()
     return value
@@ -231,11 +240,11 @@ def _shown(value: object) -> str:
 
 
 FIRST = 8
-"""Number of failures with the same error that ends a run in which no episode has succeeded."""
+"""Number of failures with the same error after which a run is stopped, if no episode has succeeded."""
 
 
 class FirstFailures:
-    """Ends a run whose first episodes all fail with the same error, before it starts hundreds of episodes."""
+    """Stops a run whose first episodes all fail with the same error, before hundreds of episodes are started."""
 
     def __init__(self, bound: float) -> None:
         """Set the share of failed episodes that the run accepts (`training.max_failed_share`)."""
@@ -244,10 +253,10 @@ class FirstFailures:
         self._failed: dict[str, list[Episode]] = {}
 
     def note(self, episode: Episode, running: int) -> None:
-        """Count an episode that has ended while `running` other episodes run; raise TrainingHalted if the run cannot succeed.
+        """Count an ended episode, given the number of `running` episodes. Raises TrainingHalted if the run should be stopped.
 
-        Errors that differ only in numbers count as the same. Slow episodes may still succeed after fast ones have failed, so the failures
-        must exceed the accepted share of all started episodes.
+        Errors that differ only in numbers are counted as equal. Slow episodes may still succeed after fast episodes have failed, so
+        the run is stopped only if the failures exceed the accepted share of all started episodes.
         """
         if self._succeeded or episode.error is None:
             self._succeeded = True
@@ -265,7 +274,7 @@ class FirstFailures:
 
 
 def halt_on_failures(groups: Sequence[Group], bound: float) -> None:
-    """Raise TrainingHalted with the most frequent reason if more than this share of a step's episodes failed."""
+    """Raise TrainingHalted with the most frequent reason if more than the share `bound` of a step's episodes failed."""
     errors = [e.error for group in groups for e in group.episodes if e.error is not None]
     total = sum(len(group.episodes) for group in groups)
     if len(errors) > bound * total:

@@ -1,7 +1,7 @@
-"""Unfinished episodes as data, which the next step continues with newer weights.
+"""Data types for unfinished episodes, which the next step continues with newer weights.
 
-An episode is determined by its task, seed and turns (`interventions.py`), so only the samples are kept. The next step replays
-them in a new environment and continues sampling where they end.
+An episode is determined by its task, its seed and its turns (`interventions.py`), so only the sampled turns are stored. The next step
+replays these turns in a new episode state and continues sampling after them.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from kapelle.types import Episode, Group, Json, RewardEvent, Task, Turn
 
 @dataclass(frozen=True, slots=True)
 class PartialEpisode:
-    """One unfinished episode."""
+    """The recorded turns of one unfinished episode."""
 
     seed: int
     turns: tuple[Turn, ...] = ()
     """Recorded turns, in time order."""
     drafts: tuple[Turn, ...] = ()
-    """Complete turns of a moment at which other agents still sample."""
+    """Complete turns of a moment at which other agents are still sampling."""
     begun: tuple[Turn, ...] = ()
-    """Requested turns with the tokens sampled so far. Their prompts and `seen` are fixed."""
+    """Turns that were requested, with the tokens sampled so far. Their prompts and the numbers of turns that they have seen are fixed."""
     reward_events: tuple[RewardEvent, ...] = ()
-    """Rewards so far."""
+    """Rewards that agents received so far."""
 
     @property
     def sampled(self) -> tuple[Turn, ...]:
-        """All turns with samples."""
+        """All turns with sampled tokens."""
         return (*self.turns, *self.drafts, *self.begun)
 
 
 @dataclass(frozen=True, slots=True)
 class PartialGroup:
-    """The episodes of one task, finished or not."""
+    """The episodes of one task, some of which may be unfinished."""
 
     task: Task
     number: int
-    """The step that began it."""
+    """Number of the step that started the group."""
     episodes: tuple[Episode | PartialEpisode, ...]
 
     @property
@@ -51,26 +51,26 @@ class PartialGroup:
 
     @property
     def group(self) -> Group:
-        """The group, once every episode has ended."""
+        """The group of finished episodes, which exists only after every episode has ended."""
         return Group(self.task, tuple(each for each in self.episodes if isinstance(each, Episode)))
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfStep:
-    """When a step may end with unfinished groups."""
+    """The condition under which a step may end with unfinished groups."""
 
     must: tuple[int, ...]
-    """Places of the groups that must finish, because they would become too old."""
+    """Indices of the groups that must finish in this step, because they would become too old."""
     most: int
-    """Maximum number of unfinished groups."""
+    """Maximum number of groups that may stay unfinished."""
 
     def __call__(self, done: Sequence[bool]) -> bool:
-        """Return whether the step may end; `done` says which groups are done."""
+        """Return whether the step may end. The argument `done` contains, for each group, whether the group is done."""
         return all(done[place] for place in self.must) and sum(done) >= len(done) - self.most
 
 
 def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: int, weights_hash: str) -> Turn:
-    """Return a turn with additional completion tokens of these weights."""
+    """Return a turn to which completion tokens were added that these weights sampled."""
     if turn.completion_ids and not ids:
         return turn
     runs = turn.runs if turn.completion_ids else ()
@@ -89,9 +89,10 @@ def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: in
 def as_recorded(
     left: PartialEpisode, turns: Sequence[Turn], reward_events: Sequence[RewardEvent]
 ) -> tuple[tuple[Turn, ...], tuple[RewardEvent, ...]]:
-    """Return turns and reward events of a continued episode, with the earlier turns in their recorded order.
+    """Return the turns and reward events of a continued episode, with the replayed turns in their recorded order.
 
-    A replay does not wait for the sampler, so that agents that act independently may be recorded in another order.
+    During a replay, the episode does not wait for the sampler. Turns of agents that act independently may therefore be recorded in a
+    different order.
     """
     known = dict(numbered(turns))
     before = [known.pop(key) for key, _ in numbered(left.turns) if key in known]
@@ -100,7 +101,7 @@ def as_recorded(
 
 
 def numbered(turns: Iterable[Turn]) -> list[tuple[tuple[str, int], Turn]]:
-    """Return every turn with its agent and its number among that agent's turns, from 0."""
+    """Return every turn with its key: the name of its agent and its index among the turns of this agent, from 0."""
     taken: Counter[str] = Counter()
     found = []
     for turn in turns:
@@ -110,7 +111,7 @@ def numbered(turns: Iterable[Turn]) -> list[tuple[tuple[str, int], Turn]]:
 
 
 def unfinished_turns(groups: Iterable[PartialGroup]) -> list[Turn]:
-    """Return the trained turns of episodes that have not failed."""
+    """Return the trained turns of all episodes that have not failed."""
     found: list[Turn] = []
     for each in (episode for group in groups for episode in group.episodes):
         if isinstance(each, PartialEpisode):
@@ -121,7 +122,7 @@ def unfinished_turns(groups: Iterable[PartialGroup]) -> list[Turn]:
 
 
 def dump_partial(groups: Iterable[PartialGroup]) -> str:
-    """Return groups as JSON lines, one per episode."""
+    """Return groups as JSON lines, with one line per episode."""
     lines: list[bytes] = []
     for place, group in enumerate(groups):
         for each in group.episodes:
@@ -134,7 +135,7 @@ def dump_partial(groups: Iterable[PartialGroup]) -> str:
 
 
 def load_partial(text: str) -> list[PartialGroup]:
-    """Return the groups of `dump_partial`; raise DataError for an invalid row."""
+    """Return the groups that `dump_partial` wrote. Raises DataError if a row is invalid."""
     groups: dict[int, tuple[int, list[Episode | PartialEpisode]]] = {}
     tasks: dict[int, Task] = {}
     for line in text.splitlines():

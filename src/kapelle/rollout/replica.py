@@ -1,4 +1,4 @@
-"""A copy of a run's team in another process, built from the settings."""
+"""Build a copy of a run's team in another process from the settings."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.team import Policy, Team
 
 Elsewhere = Callable[[RunConfig, Team], tuple[RolloutEngine, dict[str, str]]]
-"""Returns the engine of the policies that other processes sample, and the hashes of their bases' weights by base name."""
+"""Function that returns the engine of the policies that other processes sample, and the hashes of the weights of their base models by
+name."""
 
 
 class TeamReplica:
-    """The team, its models and its rollout engine; weights come from the process that learns."""
+    """A copy of the team with its models and rollout engine. The training process sends the trained weights."""
 
     def __init__(
         self,
@@ -36,9 +37,10 @@ class TeamReplica:
         hold: Hold = HeldHere,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """Build the team from resolved settings and the paths of its bases, by name; `hold` is as in `make_rollout_setup`.
+        """Build the team from resolved settings and the paths of the base models by name.
 
-        Loads only the bases of policies that are sampled here and not `elsewhere`; critics are not loaded.
+        Only the base models of policies that this process samples are loaded; critics and the policies of `elsewhere` are not loaded.
+        The argument `hold` has the same meaning as in `make_rollout_setup`.
         """
         torch.set_num_threads(threads)
         keep_imports_from_drawing()
@@ -55,7 +57,7 @@ class TeamReplica:
         team = replace(team, bases={base: path for base, path in bases.items() if base in needed})
         models = load_models(team, self.config.model, {})
         self.hashes = {base: hash_of_base(model) for base, model in models.items()} | hashes
-        """Base name → hash of its weights."""
+        """Mapping from the name of each base model to the hash of its weights."""
         for policy in own:
             if policy.lora is not None and policy.endpoint is None:
                 models[policy.base].bank.add(policy.name, policy.lora, self.config.seed)
@@ -66,12 +68,15 @@ class TeamReplica:
         self._loaded: dict[str, int] = {}
 
     def load(self, policy: str, weights: Callable[[], Mapping[str, Tensor]], version: int) -> None:
-        """Load a policy's weights unless it has this version; version 0 may have changed."""
+        """Load a policy's weights unless the policy already has this version.
+
+        The weights of version 0 are always loaded, because they may have changed.
+        """
         if self._loaded.get(policy) != version or version == 0:
             self.setup.engine.load(policy, weights(), version)
             self._loaded[policy] = version
 
 
 def moves(policy: Policy) -> bool:
-    """Return whether a policy's weights differ from its base on the disk."""
+    """Return whether the weights of a policy differ from its base model on disk."""
     return policy.endpoint is None and bool(policy.lora or policy.trained or policy.past)

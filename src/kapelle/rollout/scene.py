@@ -1,4 +1,4 @@
-"""One running episode: the part that a workflow sees, and the part that is recorded."""
+"""Run one episode: the scene that its workflow sees, and the turns and rewards that are recorded."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ _TURN_VALUES = attrgetter(*Turn.__slots__)
 
 
 def placed(turn: Turn, index: int, reward: float) -> Turn:
-    """Return a turn with its index and reward; called for every turn, and several times faster than `dataclasses.replace`."""
+    """Return a copy of a turn with this index and reward.
+
+    The function is called for every turn and is several times faster than `dataclasses.replace`.
+    """
     values = dict(zip(Turn.__slots__, _TURN_VALUES(turn), strict=True))
     values["index"], values["reward"] = index, reward
     return Turn(**values)
@@ -73,17 +76,17 @@ def placed(turn: Turn, index: int, reward: float) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class RequestedTurn:
-    """A turn whose completion is requested: the values that are known before the completion."""
+    """A turn whose completion was requested, with the values that are known before the completion."""
 
     request: Request
     trained: bool
     completed_before: int
-    """Number of turns that were complete when its prompt was fixed."""
+    """Number of turns that were complete when the prompt of this turn was created."""
     new_messages: tuple[Message, ...]
     begun: Turn | None
-    """The unfinished turn that is sampled further; None for a new turn."""
+    """The unfinished turn that is continued, or None for a new turn."""
     dropped: int = 0
-    """Number of messages that were dropped from its conversation before this turn."""
+    """Number of messages that were removed from the conversation before this turn."""
 
     def completed(
         self,
@@ -98,7 +101,7 @@ class RequestedTurn:
         constraint: Constraint | None = None,
         thoughts: int = 0,
     ) -> Turn:
-        """Return the turn with these sampled tokens, by default none; `LiveScene.commit` sets its index."""
+        """Return the turn with these sampled tokens (by default none). The method `LiveScene.commit` sets the index of the turn."""
         if self.begun is not None:
             known = replace(
                 self.begun,
@@ -134,7 +137,7 @@ class RequestedTurn:
 
 
 def as_message(turn: Turn, renderer: Renderer | None) -> SampledMessage:
-    """Return a completion as a message of its agent's conversation."""
+    """Return a completion as a message of the conversation of its agent."""
     ids, text, count = turn.completion_ids, turn.text, 0
     if turn.thoughts and renderer is not None:
         count = renderer.thoughts(turn.prompt_ids, ids, text)[0]
@@ -142,32 +145,33 @@ def as_message(turn: Turn, renderer: Renderer | None) -> SampledMessage:
 
 
 def plain(messages: Sequence[Message]) -> list[Message]:
-    """Return messages without the token ids of completions."""
+    """Return a copy of the messages without the token ids of completions."""
     return [Message(m.role, m.content, m.speaker, m.images, m.structured) for m in messages]
 
 
 class LiveAgentSession:
-    """One agent in one running episode: its conversation as messages and as tokens."""
+    """An agent in a running episode, with its conversation as messages and as tokens."""
 
     def __init__(self, scene: LiveScene, agent: Agent) -> None:
         self._scene: LiveScene = weakref.proxy(scene)
-        """A weak reference, because a cycle of scene and agents would stay in memory until garbage collection."""
+        """A weak reference to the scene. A reference cycle between scene and agents would stay in memory until garbage collection."""
         self.agent = agent
         """The agent."""
         self.messages: list[Message] = []
         self.last: Turn | None = None
-        """Its last recorded turn; the conversation continues from the turn's tokens."""
+        """The agent's last recorded turn. The conversation continues from the tokens of this turn."""
         self._opening = instructions(agent, scene.task)
         self.read_by: Renderer | None = None
-        """The renderer of its conversation in its last turn."""
+        """The renderer of the agent's conversation in its last turn."""
         self._turn_count = 0
-        """Number of turns begun so far; it selects the policy if policies differ by turn."""
+        """Number of turns that the agent has started. If the agent has a different policy in each turn, this number selects the policy."""
         self.ended: dict[int, list[Message]] = {}
-        """Index of a turn → the conversation that ended with it; used if a later turn may follow an earlier turn than the last one."""
+        """Mapping from the index of a turn to the conversation that ended with this turn. The mapping is filled only if a later turn may
+        follow a turn other than the last one."""
 
     @property
     def renderer(self) -> Renderer:
-        """The renderer of its conversation in its next turn."""
+        """The renderer of the agent's conversation in its next turn."""
         return self._renderer(self._policy)
 
     def _renderer(self, policy: Policy) -> Renderer:
@@ -190,7 +194,7 @@ class LiveAgentSession:
         return record is not None and name in record.absent and not record.replays(name)
 
     def _empty_turn(self) -> Turn:
-        """Return the turn of an absent agent: no prompt and no completion."""
+        """Return the turn of an absent agent, with an empty prompt and an empty completion."""
         name, policy, scene = self.agent.name, self._policy.name, self._scene
         self._turn_count += 1
         turn = Turn(name, policy, 0, "", -1, len(scene.turns), (), (), (), "stop", "", trained=False)
@@ -198,13 +202,13 @@ class LiveAgentSession:
         return turn
 
     async def say(self, *new_messages: Message | str, fresh: bool = False) -> Turn:
-        """Read the messages `new_messages`, answer them, and record and return the turn; see `workflow.AgentSession`."""
+        """Add `new_messages` to the conversation, sample an answer, and record and return the turn; see `workflow.AgentSession`."""
         return (await self._scene.together({self.agent.name: new_messages}, fresh))[self.agent.name]
 
     async def draft(self, new_messages: Sequence[Message | str], fresh: bool = False) -> list[Turn]:
-        """Return the candidates of a tree, or without a tree the only turn; `LiveScene` records the chosen one.
+        """Return the candidates of the agent's next turn, of which there is only one without tree sampling.
 
-        `fresh` begins a new conversation.
+        The scene (`LiveScene`) records the chosen candidate. With `fresh`, the turn starts a new conversation.
         """
         if self._is_absent:
             return [self._empty_turn()]
@@ -230,7 +234,7 @@ class LiveAgentSession:
         return await self._sample(policy, renderer, prompt, messages, sampling, self.messages, dropped)
 
     def _read(self, new_messages: Sequence[Message | str], begins: bool) -> list[Message]:
-        """Return the messages that the agent reads before its next turn, with new pictures of the environment."""
+        """Return the messages that the agent reads before its next turn, with new images of the environment."""
         scene, name, task = self._scene, self.agent.name, self._scene.task
         given: Sequence[object] = new_messages
         wrong = [type(each).__name__ for each in given if not isinstance(each, Message | str)]
@@ -248,7 +252,7 @@ class LiveAgentSession:
         return scene.shown(name, messages, () if begins else images_in(self.messages))
 
     def _begin(self, renderer: Renderer, messages: list[Message]) -> tuple[tuple[int, ...], list[Message]]:
-        """Start a conversation; return its prompt and messages."""
+        """Start a conversation, and return its prompt and its messages."""
         task, written = self._scene.task, messages[-1] if messages else None
         if isinstance(written, Written):
             messages[-1] = Message(written.role, written.content, written.speaker)
@@ -262,9 +266,9 @@ class LiveAgentSession:
         return renderer.start(messages), messages
 
     async def draft_after(self, continued: Continued, before: Turn | None) -> tuple[Turn, list[Message]]:
-        """Return a completion in the conversation that ended with the turn `before`, and all messages of its prompt.
+        """Sample a completion in the conversation that ended with the turn `before`, and return the turn and all messages of its prompt.
 
-        Several calls may run at once: the agent's own conversation is neither read nor changed.
+        Several calls can run concurrently, because the agent's own conversation is neither read nor changed.
         """
         if self._is_absent:
             return self._empty_turn(), list(continued.messages)
@@ -295,7 +299,7 @@ class LiveAgentSession:
         conversation: Sequence[Message],
         dropped: int = 0,
     ) -> list[Turn]:
-        """Return the turn that a record replays, or else the policy's turn: several candidates in a tree."""
+        """Return the turn that a record replays, or else turns that the policy samples: several candidates with tree sampling."""
         scene, setup, name = self._scene, self._scene.setup, self.agent.name
         room = renderer.context - len(prompt)
         if room <= 0:
@@ -370,9 +374,9 @@ class LiveAgentSession:
 def _extended(
     renderer: Renderer, last: Turn, earlier: Sequence[Message], new: list[Message]
 ) -> tuple[tuple[int, ...], list[Message]]:
-    """Return the prompt that extends a conversation after its `last` turn, and the messages that it adds to that turn's tokens.
+    """Return the prompt that extends a conversation after its `last` turn, and the messages that were added to this turn's tokens.
 
-    If the renderer removed thoughts from that turn, the prompt adds all messages.
+    If the renderer removed thoughts from the last turn, all messages of the prompt are returned.
     """
     prompt = renderer.extend(last.prompt_ids, last.completion_ids, new, earlier)
     known = last.prompt_ids + last.completion_ids
@@ -380,7 +384,7 @@ def _extended(
 
 
 class LiveScene:
-    """One running episode, as its workflow sees it."""
+    """A running episode, as seen by its workflow."""
 
     def __init__(
         self,
@@ -394,9 +398,10 @@ class LiveScene:
         sampling_seed: int | None = None,
         branch: Branch | None = None,
     ) -> None:
-        """Begin an episode with a seed; a continuation first replays a `record` and has its own `sampling_seed`.
+        """Start an episode with a seed. A continuation first replays a `record`, and then samples with its own `sampling_seed`.
 
-        `roll_out_continuation` rolls out the continuations that judge a tree's candidates. A `branch` shares turns with other episodes.
+        The function `roll_out_continuation` rolls out the continuations that determine the values of candidates in tree sampling. If
+        a `branch` is given, the episode shares its first turns with other episodes.
         """
         self.setup = setup
         self.task = task
@@ -404,35 +409,35 @@ class LiveScene:
         self.seed = seed
         """Seed of this episode."""
         self.team_moves = offers(setup.environment, TeamMoves)
-        """Whether the environment takes one message per move."""
+        """Whether the environment takes one message per move, from any agent."""
         self.sample = sample
         self.sampling_seed = seed if sampling_seed is None else sampling_seed
         self.record = record
         self.branch = branch
         self.continued: Counter[str] = Counter()
-        """Policy → tokens sampled to continue from candidates."""
+        """Mapping from each policy to the number of tokens that it sampled in continuations of candidates."""
         self._roll_out_continuation = roll_out_continuation
         self._state = state
         self._sessions = {agent.name: LiveAgentSession(self, agent) for agent in setup.team.agents}
         without = record is not None and isinstance(setup.workflow, GoesOnWithout)
         absent = record.absent if without and record is not None else frozenset[str]()
         self.names = tuple(name for name in self._sessions if name not in absent) or tuple(self._sessions)
-        """Agent names in order, without absent agents if the workflow can run without them."""
+        """Names of the agents in team order, without absent agents if the workflow can run without them."""
         self._turns: list[Turn] = []
         self._open: dict[str, list[Turn]] = {}
-        """Agent → siblings of its chosen candidate, until that is recorded."""
+        """Mapping from an agent to the other candidates of its chosen turn, until this turn is recorded."""
         self._branches: list[Turn] = []
         self.requested: dict[str, RequestedTurn] = {}
-        """Agent → its last requested turn, until that is recorded."""
+        """Mapping from an agent to its last requested turn, until this turn is recorded."""
         self.completed: dict[str, Turn] = {}
-        """Agent → its complete turn, until that is recorded."""
+        """Mapping from an agent to its complete turn, until this turn is recorded."""
         self.stepped = False
         """Whether the workflow has taken a step of the environment."""
         self.final: str | None = None
-        """The text that the workflow last gave as the team's answer."""
+        """The message that the workflow last submitted as the team's answer."""
         self.reward_events: list[RewardEvent] = []
         self._owed: dict[str, float] = {}
-        """Agent → its reward before its first turn."""
+        """Mapping from an agent to the rewards that it received before its first turn."""
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -441,7 +446,7 @@ class LiveScene:
 
     @property
     def moments(self) -> int:
-        """The number of moments with a turn of a trained agent."""
+        """The number of moments of the episode with a turn of a trained agent."""
         return len({turn.completed_before for turn in self._turns if turn.trained})
 
     def __getitem__(self, name: str) -> LiveAgentSession:
@@ -452,7 +457,7 @@ class LiveScene:
         return self._sessions[name]
 
     def commit(self, drafts: Sequence[Turn]) -> list[Turn]:
-        """Record turns in the order given and return them with their index."""
+        """Record turns in the given order, and return them with their indices."""
         count = len(self._turns)
         turns = [
             placed(turn, count + k, turn.reward + self._owed.pop(turn.agent, 0.0))
@@ -469,11 +474,14 @@ class LiveScene:
 
     @property
     def branches(self) -> tuple[Turn, ...]:
-        """Candidates that were not chosen, numbered after the turns."""
+        """The candidates that were not chosen. Their indices follow those of the turns."""
         return tuple(replace(turn, index=len(self._turns) + k) for k, turn in enumerate(self._branches))
 
     def left(self, broken: Sequence[Interrupted]) -> PartialEpisode | None:
-        """Return the unfinished episode, with the samples of interrupted requests; None while it still replays a record."""
+        """Return the unfinished episode, with the tokens sampled by interrupted requests.
+
+        The result is None if the episode is still replaying a record.
+        """
         if self.record is not None and self.record.left:
             return None
         sampled = {id(each.request): each for each in broken}
@@ -497,7 +505,7 @@ class LiveScene:
     async def together(
         self, words: Mapping[str, Sequence[Message | str]], fresh: bool = False
     ) -> dict[str, Turn]:
-        """Sample turns of several agents for the same moment; see `workflow.Scene`."""
+        """Sample turns of several agents at the same moment; see `workflow.Scene`."""
         if type(words) is not dict and not isinstance(words, Mapping):
             raise EpisodeError(
                 f"The workflow gives `together` a {type(words).__name__}. Give a list of strings for each agent: {{name: [text]}}."
@@ -532,7 +540,10 @@ class LiveScene:
         }
 
     async def _roll_out_all(self, runs: Sequence[Continuation]) -> list[Episode]:
-        """Roll out a tree's continuations at once; `at_once` counts them in the resources of this episode."""
+        """Roll out the continuations of a tree concurrently.
+
+        The function `at_once` counts their resources as resources of this episode.
+        """
 
         async def one(run: Continuation) -> Episode:
             with Participant():
@@ -544,7 +555,7 @@ class LiveScene:
         return episodes
 
     async def converse(self, continued: Mapping[str, Continued]) -> dict[str, Turn]:
-        """Sample turns of several agents in conversations that the workflow keeps; see `workflow.Scene`."""
+        """Sample turns of several agents in conversations that the workflow manages; see `workflow.Scene`."""
         assert self.setup.data.tree is None, "`check_run` allows no tree here"
         drafts = await asyncio.gather(
             *(
@@ -561,19 +572,22 @@ class LiveScene:
         return {turn.agent: turn for turn in turns}
 
     def allow_answers(self, most: int) -> None:
-        """Keep a question open after an incorrect answer; see `workflow.Scene`."""
+        """Keep the episode of a question open after an incorrect answer; see `workflow.Scene`."""
         self._state.allow_answers(most)
 
     def observe(self, agent: str) -> str:
-        """Return the agent's observation."""
+        """Return the current observation of an agent."""
         return text(self._state.observe(agent), f"The observation of '{agent}'")
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return the legal moves that the environment lists; empty if it is not the agent's turn."""
+        """Return the legal moves of an agent that the environment lists.
+
+        The result is empty if the agent may not move now.
+        """
         return self._state.legal(agent)
 
     def shown(self, agent: str, read: list[Message], known: Sequence[Image]) -> list[Message]:
-        """Return the messages that an agent reads, with the pictures of its observation that are not in the conversation yet."""
+        """Return the messages that an agent reads, with the images of its observation that are not yet in the conversation."""
         if isinstance(self._state, RemoteState) or not read:
             return read
         new = [image for image in dict.fromkeys(self._state.images(agent)) if image not in known]
@@ -593,9 +607,9 @@ class LiveScene:
         return movers
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take a step of the environment and add its rewards to the agents' last turns.
+        """Pass actions to the environment, and add the returned rewards to the last turns of the agents.
 
-        The reward of an agent without a turn is added to its first turn. Raises EpisodeError for an agent outside the team.
+        If an agent has no turn yet, its reward will be added to its first turn. Raises EpisodeError if an agent is not in the team.
         """
         for given in (*actions.values(), final or ""):
             if not isinstance(given, str):
@@ -618,9 +632,9 @@ class LiveScene:
         return checked
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Add the outcome's turn rewards to the turns, and return the outcome.
+        """Add the outcome's rewards of individual turns to these turns, and return the outcome.
 
-        The terminal reward of an agent without a turn includes its earlier rewards.
+        If an agent has no turns, its earlier rewards are added to its terminal reward.
         """
         found: object = outcome
         if not isinstance(found, Outcome):
@@ -634,7 +648,7 @@ class LiveScene:
         return Outcome(rewards, outcome.success, outcome.info, outcome.truncated, outcome.roles)
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer in a text; None if the environment has no answers."""
+        """Return the final answer of a text, or None if the environment has no answers."""
         environment = self.setup.environment
         if offers(environment, Answerable) and has_comparable_answers(environment):
             return call(
@@ -643,12 +657,12 @@ class LiveScene:
         return None
 
     def leave_out(self) -> None:
-        """Exclude the turns recorded so far, and their siblings, from training."""
+        """Exclude the turns recorded so far, and their alternative candidates, from training."""
         self._turns = [replace(turn, trained=False) for turn in self._turns]
         self._branches = [replace(turn, trained=False) for turn in self._branches]
 
     async def score(self, turn: Turn) -> float:
-        """Score a recorded turn's text as an answer; see `workflow.Scene`."""
+        """Score the text of a recorded turn as an answer; see `workflow.Scene`."""
         if not self._state.scorable:
             raise EpisodeError(
                 f"`{self.setup.environment.name}` scores answers only at the end of an episode. Set `workflow.score_rounds: false`, or "

@@ -1,7 +1,7 @@
-"""How a team's episodes are rolled out: environment, workflow, engine, limits.
+"""The setup of rollouts: the environment, the workflow, the engine and the limits with which a team's episodes are rolled out.
 
-`make_rollout_setup` makes a `RolloutSetup` from a run's settings. It is an immutable value: code that needs different episodes, such as greedy evaluation
-with its own `sampling`, works with a copy (`dataclasses.replace`).
+The function `make_rollout_setup` creates a `RolloutSetup` from the settings of a run. A `RolloutSetup` is immutable. Code that needs
+different episodes, such as greedy evaluation with its own `sampling`, uses a modified copy (`dataclasses.replace`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kapelle.workflow import Workflow
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RolloutSetup:
-    """How episodes are rolled out. The first four fields are required."""
+    """The components and settings with which episodes are rolled out. The first four fields are required."""
 
     team: Team
     environment: Environment
@@ -39,37 +39,42 @@ class RolloutSetup:
     patience: Patience = field(default_factory=Patience)
     """Time limit of each kind of call."""
     compaction: CompactionConfig | None = None
-    """The rule for a conversation that no longer fits the context; without a rule, its episode fails."""
+    """The rule for shortening a conversation that no longer fits in the context. Without a rule, the episode fails."""
     share_thoughts: bool = False
-    """Whether agents and the environment read other agents' thoughts."""
+    """Whether agents and the environment can read other agents' thoughts."""
     run: str = ""
-    """The run's name, by which external programs may call the team; empty if it has none."""
+    """Name of the run, which external programs can use to call the team; empty if the run has no name."""
     workers: EnvironmentWorkers | None = None
-    """The processes that run environments; None for this process."""
+    """The processes that run environments, or None if environments run in this process."""
     ranks: Ranks = ALONE
-    """The processes that share the tasks; see `shared_rollout`."""
+    """The processes among which the tasks are divided; see `shared_rollout`."""
     timeline: Timeline = field(default_factory=Timeline)
-    """Records the time of each phase."""
+    """Recorder of the duration of each phase."""
 
     # Changed in a copy by the training loop, an evaluation or a service
 
     data: Data = field(default_factory=Data)
-    """The algorithm's trees, shared turns and interventions in training; the default samples every episode separately."""
+    """Settings of tree sampling, shared turns and interventions of the algorithm in training. By default, every episode is sampled
+    separately."""
     sampling: Mapping[str, Sampling] | None = None
-    """Sampling by agent in place of the team's."""
+    """Sampling settings by agent, which replace the sampling settings of the team."""
     rewarded: bool = True
-    """Whether the environment may reward complete episodes and groups (`RewardsEpisodes`); false for a memory plan."""
+    """Whether the environment may compute rewards from complete episodes and groups (`RewardsEpisodes`). The value is False when a memory
+    plan is computed."""
     generate: Callable[[Request], Awaitable[Completion]] | None = None
-    """Answers requests in place of the engine's `generate`."""
+    """Function that answers requests instead of the engine's method `generate`."""
     first_failures: FirstFailures | None = None
-    """Ends a run whose first episodes all fail; None for no such limit."""
+    """Object that stops a run whose first episodes all fail, or None to never stop the run for this reason."""
 
     def sampling_of(self, agent: Agent) -> Sampling:
-        """Return an agent's sampling."""
+        """Return the sampling settings of an agent."""
         return (self.sampling or {}).get(agent.name, agent.sampling)
 
     def close(self) -> None:
-        """End the processes of environments and free their models; the caller closes the engine."""
+        """End the processes of environments and free their models.
+
+        The caller must close the engine.
+        """
         if self.workers is not None:
             self.workers.close()
         if offers(self.environment, UsesModels):
@@ -79,7 +84,7 @@ class RolloutSetup:
 def make_rollout_setup(
     config: RunConfig, team: Team, engine: RolloutEngine, ranks: Ranks = ALONE, hold: Hold = HeldHere
 ) -> RolloutSetup:
-    """Return the rollout setup of a team for the settings; `hold` starts the processes of environments."""
+    """Return the rollout setup of a team for the settings of a run. The argument `hold` starts the processes of environments."""
     environment: Any = config.environment  # its settings, or a copy with models in place
     if offers(environment, UsesModels) and environment.frozen_models:
         from kapelle.setup.frozen_models import FrozenModels  # slow: torch

@@ -1,11 +1,12 @@
-"""Which turns lost an episode: the probability of success before and after each turn, stored in the run directory and summarised.
+"""Stores and summarises the results of `kapelle blame`: the probability of success before and after each turn of an episode.
 
     RUN/blame/eval-step60-8x-1a2b3c4d.jsonl    the first line describes the measurement, each later line is an episode
 
-`evaluation.blame` measures and appends one episode at a time, so that an interrupted measurement can continue. A run
-does not need the folder: it can be deleted at any time. An episode whose line cannot be read counts as not measured.
+The module `evaluation.blame` measures and appends one episode at a time, so that an interrupted measurement can be
+continued. A run does not need the folder, which can be deleted at any time. An episode whose line cannot be read counts
+as not measured.
 
-This module imports no torch: the viewer reads these files too.
+This module does not import torch, because the viewer reads these files too.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Count = Annotated[int, Field(ge=0)]
 FORMAT = 1
 FOLDER = "blame"
 COSTLIEST = 10
-"""Number of quoted turns."""
+"""The number of turns that are quoted."""
 QUOTED = 100
-"""Maximum number of characters of a quoted turn."""
+"""The maximum number of characters of a quoted turn."""
 
 
 # -------- Results for a turn, an episode and all episodes
@@ -43,69 +44,71 @@ QUOTED = 100
 
 @dataclass(frozen=True, slots=True)
 class SampledInstead:
-    """A resampled completion of a turn, and its success."""
+    """A completion that was sampled in place of a turn, and its success."""
 
     text: str
     times: Count
-    """Number of continuations with exactly this completion."""
+    """The number of continuations that begin with exactly this completion."""
     success: Share | None
-    """Mean success of these continuations; None if all of them failed with an error."""
+    """The mean success of the continuations with this completion, or None if all of them ended with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlamedTurn:
-    """One turn of an episode with the probability of success around it.
+    """A turn of an episode, with the probability of success before and after the turn.
 
-    Each probability is the mean success of continuations, which environments may grade with any number in [0, 1].
+    Each probability is the mean success of continuations, which an environment may grade with any number in [0, 1].
     """
 
     agent: str
     index: Count
-    """Position in the episode, from 0."""
+    """The position of the turn in the episode, from 0."""
     number: Count
-    """Position among the agent's turns, from 1."""
+    """The position of the turn among the turns of its agent, from 1."""
     moment: Count
-    """Point in time, from 0; agents that act simultaneously have the same moment."""
+    """The moment of the turn, from 0. Agents that act simultaneously have the same moment."""
     text: str
     before: Share | None
-    """Success if this turn and all later turns are resampled, while other agents' turns of the same moment are kept."""
+    """The success probability if this turn and all later turns are resampled, while the turns of other agents at the same
+    moment are kept."""
     after: Share | None
-    """Success if all turns of this moment are kept and later turns are resampled; for the last moment, the outcome."""
+    """The success probability if all turns of this moment are kept and later turns are resampled. For the last moment, the
+    value is the outcome of the episode."""
     error: Share
-    """Standard error of the drop; see `uncertainty`."""
+    """The standard error of the drop; see `uncertainty`."""
     instead: tuple[SampledInstead, ...] = ()
-    """Alternatives that were sampled, the most frequent first; their number is limited."""
+    """The alternatives that were sampled, the most frequent first. The number of alternatives is limited."""
 
     @property
     def drop(self) -> float | None:
-        """The probability of success before the turn minus the probability after it; None if either is unknown."""
+        """The probability of success before the turn minus the probability after the turn, or None if one of them is unknown."""
         return None if self.before is None or self.after is None else self.before - self.after
 
 
 @dataclass(frozen=True, slots=True)
 class BlamedEpisode:
-    """One evaluation episode, turn by turn."""
+    """An evaluation episode, measured turn by turn."""
 
     task: str
     sample: Count
     seed: Count
     tokens_hash: str
-    """Hash of the sampled tokens, which distinguishes conversations about the same task."""
+    """A hash of the sampled tokens, which distinguishes conversations about the same task."""
     question: str
     agents: tuple[str, ...]
     success: Share
     values: tuple[Share | None, ...]
-    """Probability of success before each moment, and the outcome at the end."""
+    """The probability of success before each moment, followed by the outcome."""
     turns: tuple[BlamedTurn, ...]
     continuations: Count
     failed: Count
-    """Number of continuations that ended in an error; means exclude them."""
+    """The number of continuations that ended with an error. These continuations are excluded from means."""
     tokens: Count
-    """Number of tokens sampled in the continuations."""
+    """The number of tokens sampled in the continuations."""
 
     @property
     def solved(self) -> bool:
-        """Whether the episode has full success."""
+        """Whether the success of the episode is 1."""
         return self.success >= 1.0
 
     @property
@@ -115,49 +118,52 @@ class BlamedEpisode:
 
     @property
     def culprit(self) -> BlamedTurn | None:
-        """The turn with the largest drop above 0 (the first one if several are tied); None if no drop is above 0."""
+        """The turn with the largest positive drop (the first one if several drops are equal), or None if no drop is positive."""
         known = [turn for turn in self.turns if (turn.drop or 0.0) > 0.0]
         return max(known, key=lambda turn: turn.drop or 0.0, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class MeanDrop:
-    """The mean drop of one turn of one agent over episodes."""
+    """The mean drop of a turn of an agent over episodes."""
 
     episodes: int
     before: float | None
-    """Mean probability of success before the turn."""
+    """The mean probability of success before the turn."""
     drop: float | None
     error: float | None
-    """Standard error of the mean drop over episodes; for a single episode, the standard error of its drop."""
+    """The standard error of the mean drop over episodes. For a single episode, it is the standard error of the episode's drop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Which turns lost episodes; `print` shows a line for each turn of each agent."""
+    """The turns that made episodes fail. When printed, the object shows a line for each turn of each agent."""
 
     measured: Mapping[str, Any]
-    """The settings of the measurement: `step`, `split`, `samples`, `seed` and the rest of the file's first line."""
+    """The settings of the measurement, which are `step`, `split`, `samples`, `seed` and the other entries in the first line of the file."""
     episodes: tuple[BlamedEpisode, ...]
-    """Failed episodes, then solved episodes, each in the order of the evaluation."""
+    """The failed episodes, followed by the solved episodes, each in the order of the evaluation."""
     excluded: Mapping[str, int] = field(default_factory=dict)
-    """Reason → number of episodes that could not be replayed."""
+    """Mapping from a reason to the number of episodes that could not be replayed for this reason."""
     file: Path | None = None
-    """The file with the measurement; None if nothing was written."""
+    """The file with the measurement, or None if nothing was written."""
 
     @property
     def failed(self) -> tuple[BlamedEpisode, ...]:
-        """The episodes without full success."""
+        """The episodes with a success below 1."""
         return tuple(each for each in self.episodes if not each.solved)
 
     @property
     def solved(self) -> tuple[BlamedEpisode, ...]:
-        """The episodes with full success."""
+        """The episodes with a success of 1."""
         return tuple(each for each in self.episodes if each.solved)
 
     @property
     def lost_by(self) -> dict[str, int]:
-        """Agent → number of failed episodes whose largest drop is at one of its turns; every agent is listed."""
+        """Mapping from an agent to the number of failed episodes whose largest drop is at a turn of this agent.
+
+        The mapping contains every agent.
+        """
         found = dict.fromkeys((agent for each in self.episodes for agent in each.agents), 0)
         for each in self.failed:
             if (turn := each.culprit) is not None:
@@ -165,7 +171,7 @@ class Blame:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each turn of each agent: mean drops over failed and solved episodes, and the number of lost episodes."""
+        """Return a row for each turn of each agent, with the mean drops over failed and solved episodes and the number of lost episodes."""
         culprits = [each.culprit for each in self.failed]
         rows = []
         for agent in self.lost_by:
@@ -185,7 +191,7 @@ class Blame:
         return sorted(turns, key=lambda pair: -(pair[1].drop or 0.0))[:most]
 
     def row(self) -> dict[str, Any]:
-        """Return everything as plain JSON."""
+        """Return the whole result as plain JSON values."""
         return {
             **self.measured,
             "file": None if self.file is None else str(self.file),
@@ -205,7 +211,7 @@ class Blame:
         }
 
     def __str__(self) -> str:
-        """Return text with the number of episodes that each agent lost, and a line for each turn of each agent."""
+        """Return a text with the number of episodes that each agent lost, and a line for each turn of each agent."""
         lost = ", ".join(f"{agent} {count}" for agent, count in self.lost_by.items())
         lines = [
             f"{len(self.failed)} failed and {len(self.solved)} solved episodes; lost by: {lost or 'no agent'}"
@@ -225,12 +231,12 @@ class Blame:
 
 
 def drop_text(row: Mapping[str, Any]) -> str:
-    """Return a mean drop as text: `+0.412 ± 0.050`, or a dash if there is none."""
+    """Format a mean drop, for example as `+0.412 ± 0.050`. A missing drop is formatted as a dash."""
     return "–" if row["drop"] is None else f"{row['drop']:+.3f} ± {row['error']:.3f}"
 
 
 def mean_drop(episodes: Iterable[BlamedEpisode], agent: str, number: int) -> MeanDrop:
-    """Return the mean drop of an agent's turn with this number (from 1) over the episodes in which it is known."""
+    """Return the mean drop of the agent's turn with the given number (from 1), over the episodes in which the drop is known."""
     found = [
         turn
         for each in episodes
@@ -246,12 +252,12 @@ def mean_drop(episodes: Iterable[BlamedEpisode], agent: str, number: int) -> Mea
 
 
 def uncertainty(successes: Sequence[float]) -> float:
-    """Return the standard error, in (0, 0.5), of a probability estimated from these successes.
+    """Return the standard error, in (0, 0.5), of a probability that is estimated from the given successes.
 
-    This is the standard deviation of the posterior for a uniform prior, Beta(1 + s, 1 + n − s): √(p(1 − p) / (n + 3))
-    with p = (s + 1) / (n + 2). Unlike the sample standard deviation, it is not 0 if a few continuations all have the
-    same result. For graded successes it is an upper bound, because a number in [0, 1] varies most if it is always 0 or
-    1.
+    The result is the standard deviation of the posterior for a uniform prior, Beta(1 + s, 1 + n − s). This standard
+    deviation equals √(p(1 − p) / (n + 3)) with p = (s + 1) / (n + 2). Unlike the sample standard deviation, this value
+    is not 0 if a few continuations all have the same result. For graded successes, this value is an upper bound,
+    because a number in [0, 1] has the largest variance if it is always 0 or 1.
     """
     p = (sum(successes) + 1.0) / (len(successes) + 2.0)
     return math.sqrt(p * (1.0 - p) / (len(successes) + 3.0))
@@ -263,7 +269,7 @@ def said_in(episode: Episode) -> str:
 
 
 def tokens_hash(turns: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """Return a hash of agents and sampled token ids, turn by turn."""
+    """Return a hash of the agents and the sampled token ids of all turns."""
     tokens = [[agent, list(ids)] for agent, ids in turns]
     return blake2b(json.dumps(tokens).encode(), digest_size=8).hexdigest()
 
@@ -272,12 +278,12 @@ def tokens_hash(turns: Iterable[tuple[str, Sequence[int]]]) -> str:
 
 
 def turn_row(turn: BlamedTurn) -> dict[str, Any]:
-    """Return a turn as plain JSON, its drop included."""
+    """Return a turn, including its drop, as plain JSON values."""
     return {**asdict(turn), "instead": [asdict(each) for each in turn.instead], "drop": turn.drop}
 
 
 def episode_row(episode: BlamedEpisode) -> dict[str, Any]:
-    """Return an episode as plain JSON."""
+    """Return an episode as plain JSON values."""
     return {**asdict(episode), "turns": [turn_row(turn) for turn in episode.turns]}
 
 
@@ -287,7 +293,7 @@ def _form() -> TypeAdapter[BlamedEpisode]:
 
 
 def episode_of(row: Mapping[str, Any]) -> BlamedEpisode:
-    """Return the episode in a row; raises ValueError if the row has an unknown format."""
+    """Convert a row to an episode. Raises ValueError if the row has an unknown format."""
     found = _form().validate_json(json.dumps(row), strict=True)
     if not all(turn.moment < len(found.values) - 1 and turn.agent in found.agents for turn in found.turns):
         raise ValueError("a turn with an unknown moment or agent")
@@ -295,21 +301,21 @@ def episode_of(row: Mapping[str, Any]) -> BlamedEpisode:
 
 
 class BlameFile:
-    """The file for one set of measurement settings."""
+    """The file with the episodes that were measured with one set of settings."""
 
     def __init__(self, run: Path, measured: Mapping[str, Any]) -> None:
-        """Take the run and the settings of the measurement; each set of settings has its own file."""
+        """Determine the file for a run and the settings of the measurement. Each set of settings has its own file."""
         self.head = {"format": FORMAT, **measured}
         digest = blake2b(json.dumps(self.head, sort_keys=True).encode(), digest_size=4).hexdigest()
         name = f"{measured['split']}-step{measured['step']}-{measured['samples']}x-{digest}.jsonl"
         self.path = run / FOLDER / name
 
     def read(self) -> dict[tuple[str, int, int, str], BlamedEpisode]:
-        """Return the measured episodes, without unreadable lines."""
+        """Return the measured episodes by key. Lines that cannot be read are omitted."""
         return {episode.key: episode for episode in read_blamed(self.path)[1]}
 
     def append(self, episodes: Sequence[BlamedEpisode]) -> None:
-        """Append episodes, after removing an incomplete last line; raises RunDirectoryError if the disk fails."""
+        """Append episodes after removing an incomplete last line. Raises RunDirectoryError if writing to the disk fails."""
         with writing(self.path):
             self.path.parent.mkdir(exist_ok=True)
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -326,7 +332,7 @@ class BlameFile:
 
 
 def read_blamed(path: Path) -> tuple[dict[str, Any], list[BlamedEpisode]]:
-    """Return the settings of a file and its episodes in order; both are empty if the file cannot be read."""
+    """Return the settings and the episodes in a file. Both results are empty if the file cannot be read."""
     head: dict[str, Any] = {}
     found: dict[tuple[str, int, int, str], BlamedEpisode] = {}
     with suppress(OSError):
@@ -343,7 +349,7 @@ def read_blamed(path: Path) -> tuple[dict[str, Any], list[BlamedEpisode]]:
 
 
 def blame_files(run: Path) -> list[Path]:
-    """Return the files of a run's measurements, newest first."""
+    """Return the files with the measurements of a run, newest first."""
     known: list[tuple[float, Path]] = []
     with suppress(OSError):
         for path in (run / FOLDER).glob("*.jsonl"):

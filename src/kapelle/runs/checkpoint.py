@@ -1,4 +1,4 @@
-"""Checkpoints that are either complete or absent: safetensors and JSON in a folder with a manifest.
+"""Writes and reads checkpoints, which are folders of safetensors and JSON files with a manifest and are either complete or absent.
 
     checkpoints/00000012/
       manifest.json            format, step, and the size and SHA-256 of every other file
@@ -7,9 +7,10 @@
       <part>/                  replaces the file above if several processes have written the part, see `Share`
       …                        files that `extra` wrote, such as PEFT folders
 
-A checkpoint is written under a hidden name, flushed to the disk and renamed, so that a reader sees either all of it or
-nothing. A step that is saved a second time (after a resume from an older checkpoint, because a newer one was damaged)
-becomes `00000012-2`: the last good checkpoint is never replaced. Checkpoints contain no pickle.
+A checkpoint is written under a hidden name, flushed to the disk and then renamed, so that a reader sees either the
+complete checkpoint or none. A step may be saved twice if a run is resumed from an older checkpoint because a newer one
+was damaged. The second checkpoint of step 12 is named `00000012-2`, so that the last valid checkpoint is never
+replaced. Checkpoints do not contain pickled objects.
 """
 
 from __future__ import annotations
@@ -63,26 +64,27 @@ if TYPE_CHECKING:
 # computes the plans of all ranks.
 
 SHARE = re.compile(r"shard-\d+-model-\d+-of-\d+")
-"""The name of one rank's file, without the suffix."""
+"""A regular expression for the name of the file of one rank, without the suffix."""
 LARGEST = 1 << 31
-"""Approximate maximum size of a file in bytes: the library holds a file in memory twice while writing it."""
+"""The approximate maximum size of a file in bytes. The size is limited because the library holds a file in memory twice while
+writing it."""
 
 
 def is_parted(tensor: Tensor) -> bool:
-    """Return whether a tensor is a `DTensor` that is split across several ranks."""
+    """Return whether a tensor is a `DTensor`, which is split across several ranks."""
     library = sys.modules.get("torch.distributed.tensor")  # this module is imported if there is a DTensor
     return library is not None and isinstance(tensor, library.DTensor)
 
 
 class Share:
-    """The part of shared tensors that one of `size` ranks writes.
+    """The part of the shared tensors that one of `size` ranks writes.
 
-    Each rank writes its own part of a `DTensor`. Other tensors are the same on all ranks. Each of these is written by
-    one rank, chosen so that all ranks write about the same number of bytes.
+    Each rank writes its own part of a `DTensor`. All other tensors are the same on all ranks. Each of these tensors is
+    written by a single rank, which is chosen so that all ranks write about the same number of bytes.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], rank: int, size: int, *, copied: bool = False) -> None:
-        """Plan this rank's share; with `copied`, copy the share to the CPU, so that training does not change it."""
+        """Plan the share of this rank. If `copied` is true, the share is copied to the CPU, so that training does not change it."""
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.planner import SavePlan
 
@@ -101,7 +103,7 @@ class Share:
         """The tensors that this rank writes, by name, on the CPU."""
 
     def write(self, folder: Path) -> list[Path]:
-        """Write this rank's files into a folder that rank 0 has created, and return their paths."""
+        """Write the files of this rank into a folder that rank 0 has created, and return their paths."""
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
@@ -135,7 +137,7 @@ class Share:
 
 
 def held(tensor: Tensor, *, copied: bool = False) -> Tensor:
-    """Return a contiguous tensor on the CPU: a copy if `copied` is set or if the tensor is on another device."""
+    """Return a contiguous tensor on the CPU. The tensor is copied if `copied` is true or if it is on another device."""
     import torch
 
     own = tensor.detach()
@@ -145,7 +147,7 @@ def held(tensor: Tensor, *, copied: bool = False) -> Tensor:
 
 
 def described(folder: Path) -> dict[str, Tensor]:
-    """Return the whole tensors of a folder by name, without their values (on the `meta` device)."""
+    """Return the complete tensors of a folder by name, without their values (on the `meta` device)."""
     import torch
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -158,7 +160,7 @@ def described(folder: Path) -> dict[str, Tensor]:
 
 
 def read_shares(folder: Path, into: Mapping[str, Tensor]) -> None:
-    """Read tensors by name into tensors of the same shapes; for a `DTensor`, read only this rank's part."""
+    """Read tensors by name into tensors of the same shapes. For a `DTensor`, only the part of this rank is read."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
@@ -186,20 +188,20 @@ class Contents:
         *,
         copied: bool = False,
     ) -> None:
-        """Separate a state into trees and tensors; if there are several `ranks`, each writes a share of the `shared` parts.
+        """Separate a state into trees and tensors. If there are several `ranks`, each rank writes a share of the parts named in `shared`.
 
-        With `copied`, tensors are copied, so that training does not change them. Raises CheckpointError for a value that cannot be
-        stored.
+        If `copied` is true, tensors are copied, so that training does not change them. Raises CheckpointError for a
+        value that cannot be stored.
         """
         shared = shared if ranks.size > 1 else ()
         self.first = ranks.rank == 0
         """Whether this rank writes the trees."""
         self.trees: dict[str, Json] = {}
-        """The tree of each part; a tensor is represented by {"$tensor": "<part>/<name>"}."""
+        """The tree of each part, in which a tensor is represented by {"$tensor": "<part>/<name>"}."""
         self.tensors: dict[str, dict[str, torch.Tensor]] = {}
         """The tensors that this rank writes, by part and name."""
         self.shares: dict[str, Share] = {}
-        """The parts that several ranks write, by name."""
+        """The parts that several ranks write together, by name."""
         for part, tree in state.items():
             assert _PART.fullmatch(part), f"'{part}' names a file"
             self.trees[part], tensors = _split(part, tree, whole=part in shared, copied=copied)
@@ -255,7 +257,7 @@ __all__ = [
 ]
 
 Destination = Callable[[str, "torch.Tensor"], "torch.Tensor | None"]
-"""Takes a tensor's name and a tensor on `meta` with its shape and dtype, and returns the tensor to read into."""
+"""A function that takes the name of a tensor and a tensor on `meta` with its shape and dtype, and returns the tensor to read into."""
 
 
 def save(
@@ -266,16 +268,19 @@ def save(
     may_write: Callable[[], None] = lambda: None,
     ranks: Peers = ALONE,
 ) -> Path:
-    """Save the state after `step` updates and return the checkpoint's folder.
+    """Save the state after `step` updates and return the folder of the checkpoint.
 
-    `state` maps names of parts to trees of mappings, lists, tuples, tensors and JSON values. `load` returns them equal
-    in value, type and dtype, with tensors on the CPU. `extra` may write further files into the folder that it is given.
-    Only one process at a time may save into `checkpoints`: `may_write` is called before the first file is written and
-    before the folder is renamed, and raises an error if another process has taken over.
+    The argument `state` maps names of parts to trees of mappings, lists, tuples, tensors and JSON values. The function
+    `load` returns these values with the same types and dtypes, with tensors on the CPU. The function `extra` may write
+    additional files into the folder that is passed to it. Only one process at a time may save into `checkpoints`. The
+    function `may_write` is called before the first file is written and before the folder is renamed, and raises an
+    error if another process has taken over.
 
-    Several `ranks` save together: each writes its share of its `Contents`, and rank 0 writes everything else.
+    If there are several `ranks`, they save the checkpoint together: each rank writes its share of its `Contents`, and
+    rank 0 writes everything else.
 
-    Raises CheckpointError on every rank if the disk fails or a value cannot be stored; earlier checkpoints stay intact.
+    Raises CheckpointError on every rank if writing to the disk fails or a value cannot be stored. Earlier checkpoints
+    are not affected.
     """
     contents = state if isinstance(state, Contents) else Contents(state)
     failures = partial(_disk_failures, f"write the checkpoint of step {step} in {checkpoints}", may_write)
@@ -320,7 +325,10 @@ def save(
 
 @contextmanager
 def _disk_failures(action: str, may_write: Callable[[], None]) -> Iterator[None]:
-    """Raise CheckpointError if the disk fails in the block; if another process has taken over the run, raise the error of `may_write`."""
+    """Raise CheckpointError if the disk fails inside the block.
+
+    If another process has taken over the run, the error of `may_write` is raised instead.
+    """
     with explained(action):
         try:
             yield
@@ -330,7 +338,7 @@ def _disk_failures(action: str, may_write: Callable[[], None]) -> Iterator[None]
 
 
 def _make_folder(checkpoints: Path, step: int, shared: Collection[str]) -> Path:
-    """Create the hidden folder of a new checkpoint, with a folder for each shared part, and return the final folder."""
+    """Create the hidden folder of a new checkpoint, with a subfolder for each shared part, and return the path of the final folder."""
     checkpoints.mkdir(parents=True, exist_ok=True)
     for leftover in checkpoints.glob(f".*{PARTIAL}"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -347,7 +355,7 @@ def _hidden(final: Path) -> Path:
 
 
 def _write_state(folder: Path, contents: Contents) -> list[Path]:
-    """Write this rank's part of a state, and return the files that it wrote for the shared parts."""
+    """Write the part of a state that belongs to this rank, and return the files that were written for the shared parts."""
     from safetensors.torch import save_file
 
     files: list[Path] = []
@@ -372,7 +380,7 @@ def _listed(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _write_manifest(folder: Path, step: int, listings: Sequence[Mapping[str, Any]]) -> None:
-    """Write the manifest of the files of all ranks, and flush the folders."""
+    """Write the manifest for the files of all ranks, and flush the folders."""
     listed = {name: entry for listing in listings for name, entry in listing.items()}
     form = FORMAT if len(listings) == 1 else SHARED_FORMAT
     manifest = {"format": form, "step": step, "files": listed}
@@ -385,9 +393,9 @@ def _write_manifest(folder: Path, step: int, listings: Sequence[Mapping[str, Any
 def read(folder: Path, room: Destination | None = None) -> dict[str, Any]:
     """Return the state of a checkpoint that has just passed `verify` or `newest_valid`.
 
-    `room` takes the name of a tensor that several ranks have written, and the whole tensor on `meta`; it returns the
-    tensor to read into. Without `room`, or if it returns None, the whole tensor is read to the CPU. Raises
-    CheckpointError if the disk fails.
+    The function `room` takes the name of a tensor that several ranks have written and the complete tensor on `meta`.
+    The return value of `room` is the tensor to read into. If `room` is not given or returns None, the complete tensor
+    is read to the CPU. Raises CheckpointError if reading from the disk fails.
     """
     import torch
 
@@ -414,9 +422,9 @@ def read(folder: Path, room: Destination | None = None) -> dict[str, Any]:
 
 
 def poison_in(folder: Path) -> str | None:
-    """Return why training cannot continue from the numbers in a checkpoint, or None if it can; see `models.finite`.
+    """Return the reason why training cannot continue from the numbers in a checkpoint, or None if it can (see `models.finite`).
 
-    Reads one file after another. Raises CheckpointError if the disk fails.
+    The files are read one after another. Raises CheckpointError if reading from the disk fails.
     """
     with _readable(folder):
         for name in read_manifest(folder)["files"]:
@@ -429,7 +437,7 @@ def poison_in(folder: Path) -> str | None:
 
 
 def load(folder: Path, room: Destination | None = None) -> dict[str, Any]:
-    """Verify a checkpoint and return its state as `read` does; raises CheckpointError if it is missing or damaged."""
+    """Verify a checkpoint and return its state as `read` does. Raises CheckpointError if the checkpoint is missing or damaged."""
     verify(folder)
     return read(folder, room)
 

@@ -1,8 +1,9 @@
-"""The content of a run's checkpoints, and functions that load it.
+"""Defines the content of a run's checkpoints, and functions that load it.
 
-A checkpoint holds the state of the train engine, the step, the positions in the run's files, the states of the random
-generators, and the hash of every base model, so that adapters are never loaded onto a different base model. Other
-programs can load the trained policies and a trained verifier:
+A checkpoint holds the state of the train engine, the step, the positions in the files of the run, and the states of the
+random generators. A checkpoint also holds the hash of every base model, so that adapters are never loaded onto a
+different base model. Other programs can load the trained policies and a trained verifier, which has the following
+files:
 
     verifier/
       adapter_config.json, adapter_model.safetensors    the adapter as a PEFT folder, with checksums (`models.checksums`)
@@ -48,7 +49,7 @@ from kapelle.runtime.tensors import load_tensors
 from kapelle.team import ALL_LINEAR, VERIFIER, Critic, Team
 
 LEARNED = "train"
-"""The part of a checkpoint that all ranks write together: the train engine's state."""
+"""The part of a checkpoint that all ranks write together, which is the state of the train engine."""
 
 
 def prepare_checkpoint(
@@ -64,12 +65,14 @@ def prepare_checkpoint(
     *,
     copied: bool = False,
 ) -> Callable[[Peers], Path]:
-    """Collect everything that an exact resume after `step` needs; return a function that saves it and updates `latest`.
+    """Collect everything that is needed to resume exactly after `step`.
 
-    `credit` is the state that the algorithm keeps between steps; `policies` writes the trained policies. If there are
-    several `ranks`, only the first has the `run`, and each writes its share of the engine's state. With `copied`, a
-    thread of each rank may save while training continues; the returned function takes the barrier of these threads. It
-    raises NumericsError before it writes anything if a weight, an optimizer moment or another learned number is not finite.
+    Returns a function that saves the checkpoint and updates `latest`. The argument `credit` is the state that the
+    algorithm keeps between steps, and the function `policies` writes the trained policies. If there are several
+    `ranks`, only the first rank has the `run`, and each rank writes its share of the engine's state. If `copied` is
+    true, a thread of each rank may save while training continues. The returned function takes the barrier of these
+    threads. The returned function raises NumericsError, before anything is written, if a weight, an optimizer moment or
+    another learned number is not finite.
     """
     taken: list[Contents] = []
     state: dict[str, object] = {LEARNED: engine.parts() if isinstance(engine, KeepsParts) else engine.state()}
@@ -122,7 +125,7 @@ def prepare_checkpoint(
 
 
 def _adapters(team: Team, engine: TrainEngine) -> dict[str, dict[str, object]]:
-    """Return, for each learner, the settings of its adapter that affect the result but are not stored in its tensors."""
+    """Return, for each learner, those settings of its adapter that affect the result but are not stored in its tensors."""
     adapters = {name: policy.lora for name, policy in team.policies.items() if policy.lora is not None}
     adapters |= {name: critic.lora for name, critic in team.critics.items() if critic.lora is not None}
     found: dict[str, dict[str, object]] = {}
@@ -136,10 +139,10 @@ def _adapters(team: Team, engine: TrainEngine) -> dict[str, dict[str, object]]:
 
 
 def find_checkpoint(folder: Path, warn: Callable[[str], None]) -> Path:
-    """Return the newest valid checkpoint of a folder, or the folder itself if it is a checkpoint.
+    """Return the newest valid checkpoint in a folder, or the folder itself if it is a checkpoint.
 
-    Calls `warn` with a message for each newer checkpoint that is damaged or holds non-finite numbers. Raises
-    CheckpointError if there is no valid checkpoint.
+    The function `warn` is called with a message for each newer checkpoint that is damaged or holds non-finite numbers.
+    Raises CheckpointError if there is no valid checkpoint.
     """
     if step_of(folder) is not None:
         checkpoint.verify(folder)
@@ -172,10 +175,10 @@ def read_checkpoint(
     bases: Mapping[str, str],
     take_credit: Callable[[Mapping[str, object]], None],
 ) -> Mapping[str, Any]:
-    """Load a valid checkpoint into the engine, the algorithm's state and the random generators; return its `loop` part.
+    """Load a valid checkpoint into the engine, the state of the algorithm and the random generators, and return its part `loop`.
 
-    The returned mapping also has the checkpoint's `folder`. Raises CheckpointError if the checkpoint's base weights or
-    adapters differ from this team's.
+    The returned mapping also contains the `folder` of the checkpoint. Raises CheckpointError if the base weights or
+    adapters of the checkpoint differ from those of the team.
     """
     state = checkpoint.read(folder, engine.room if isinstance(engine, KeepsParts) else None)
     loop: Mapping[str, Any] = state["loop"]
@@ -207,7 +210,7 @@ def _check_values(folder: Path) -> None:
 
 
 def copied_weights(team: Team, engine: TrainEngine) -> Mapping[str, Mapping[str, torch.Tensor]]:
-    """Return CPU copies of the weights that `write_policies` writes, by learner and name."""
+    """Return CPU copies of the weights that `write_policies` writes, by learner and by name."""
     verifier = VERIFIER in team.critics and team.critics[VERIFIER].trained
     return {
         name: {key: held(tensor, copied=True) for key, tensor in engine.weights(name).items()}
@@ -224,10 +227,11 @@ def write_policies(
     held_out: Mapping[str, Any] | None = None,
     copies: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
 ) -> None:
-    """Write every trained policy under `policies/`: adapters as PEFT folders, models by `save_pretrained`.
+    """Write every trained policy to the folder `policies/`. Adapters are written as PEFT folders, and whole models with `save_pretrained`.
 
-    A trained verifier is written to the folder `verifier`, with its accuracy (`held_out`). `bases` holds the hash of
-    each base model's weights. `copies` (`copied_weights`) are written instead of the current weights.
+    A trained verifier is written to the folder `verifier`, with its accuracy (`held_out`). The argument `bases` holds
+    the hash of the weights of each base model. If `copies` (the result of `copied_weights`) is given, these weights are
+    written instead of the current weights.
     """
     from safetensors.torch import save_file
 
@@ -266,11 +270,11 @@ def load_policies(
     load_weights: Callable[[str, Mapping[str, torch.Tensor]], None],
     bases: Mapping[str, str],
 ) -> None:
-    """Load the weights in folders into policies (by name); `models.outline.check_saved` has checked the folders.
+    """Load weights from folders into policies, by name. The folders must have been checked by `models.outline.check_saved`.
 
-    `weights` returns a policy's weights by name and `load_weights` replaces them, like the methods of a train engine.
-    Raises ModelError if a folder was not written by kapelle, or if an adapter was trained on base weights that differ
-    from this run's (`bases`: base → hash).
+    The functions `weights` and `load_weights` return and replace the weights of a policy, like the methods of a train
+    engine. Raises ModelError if a folder was not written by kapelle, or if an adapter was trained on base weights other
+    than those of this run. The hashes of the base weights are given in `bases`.
     """
     for name, folder in folders.items():
         policy = team.every[name]
@@ -295,11 +299,11 @@ def load_verifier(
     engine: TrainEngine,
     bases: Mapping[str, str] | None = None,
 ) -> None:
-    """Load the verifier in a folder into a critic.
+    """Load a verifier from a folder into a critic.
 
-    `bases` maps each base model to its hash when it was read, which is needed if ranks have sharded the base models
-    since. Raises ModelError if the folder is damaged or does not hold a verifier, or if the verifier was trained on a
-    different base model than the team's.
+    The argument `bases` maps each base model to its hash at the time it was read. These hashes are needed if the base
+    models have since been sharded across ranks. Raises ModelError if the folder is damaged or does not hold a verifier,
+    or if the verifier was trained on another base model than that of the team.
     """
     model = models[critic.base]
     assert critic.lora is not None, "a verifier is an adapter with its head"

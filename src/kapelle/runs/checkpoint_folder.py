@@ -1,10 +1,11 @@
-"""Which checkpoints of a run are complete, and which may be deleted; `checkpoint` writes and reads their content.
+"""Determines which checkpoints of a run are complete and which may be deleted. The module `checkpoint` writes and reads their content.
 
 A checkpoint is complete if its manifest has the format that `checkpoint.save` writes and contains its own step, and if
-every listed file has the recorded size and SHA-256. A change of any single bit is detected, also in the manifest.
+every listed file has the recorded size and SHA-256. The change of any single bit is detected, also in the manifest.
 
-To check this, a resume reads the whole checkpoint (`verify`). Pruning, for which a run's ranks wait, only compares the
-inode, size and times of each file with their values when its content was last hashed (at a save or a load).
+For this check, a resume reads the whole checkpoint (`verify`). Pruning must be fast, because the ranks of a run wait
+for it. Pruning only compares the inode, size and times of each file with the values from when the content of the file
+was last hashed (at a save or a load).
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ SHARED_FORMAT = 2
 
 _Stamp = tuple[int, int, int, int, int]
 _hashed: dict[Path, dict[str, _Stamp]] = {}
-"""The file stamps of checkpoints that this process has hashed, by folder."""
+"""The file stamps of the checkpoints that this process has hashed, by folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A checkpoint that cannot be used, and why."""
+    """A checkpoint that cannot be used, and the reason."""
 
     folder: Path
     reason: str
@@ -40,15 +41,15 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest complete checkpoint, and newer checkpoints that are damaged."""
+    """The newest complete checkpoint, and the newer checkpoints that are damaged."""
 
     folder: Path | None
-    """None if there is no complete checkpoint."""
+    """The folder of the newest complete checkpoint, or None if there is none."""
     rejected: tuple[Rejected, ...]
 
 
 def list_checkpoints(checkpoints: Path) -> list[Path]:
-    """Return the folders of checkpoints, oldest first, without checking them."""
+    """Return the folders of all checkpoints, oldest first, without checking them."""
     if not checkpoints.is_dir():
         return []
     found = [(match, path) for path in checkpoints.iterdir() if (match := FOLDER.fullmatch(path.name))]
@@ -56,9 +57,10 @@ def list_checkpoints(checkpoints: Path) -> list[Path]:
 
 
 def newest_valid(checkpoints: Path, check: Callable[[Path], None] | None = None) -> Newest:
-    """Find the newest complete checkpoint, and the reasons why newer ones cannot be used.
+    """Find the newest complete checkpoint, and the reasons why newer checkpoints cannot be used.
 
-    `check` raises CheckpointError for a checkpoint whose files are intact but whose content cannot be used.
+    The function `check` raises CheckpointError for a checkpoint whose files are intact but whose content cannot be
+    used.
     """
     rejected: list[Rejected] = []
     for folder in reversed(list_checkpoints(checkpoints)):
@@ -74,7 +76,10 @@ def newest_valid(checkpoints: Path, check: Callable[[Path], None] | None = None)
 
 
 def newest_listed(checkpoints: Path) -> Path | None:
-    """Return the newest checkpoint with a valid manifest and files of the listed sizes; this is quick, because it reads no content."""
+    """Return the newest checkpoint that has a valid manifest and files of the listed sizes.
+
+    The function is fast, because no content is read.
+    """
     for folder in reversed(list_checkpoints(checkpoints)):
         try:
             read_manifest(folder)
@@ -85,7 +90,7 @@ def newest_listed(checkpoints: Path) -> Path | None:
 
 
 def verify(folder: Path) -> int:
-    """Compare every file with the manifest and return the step; raises CheckpointError."""
+    """Compare every file of a checkpoint with the manifest and return the step. Raises CheckpointError if a file differs."""
     # Taken before the files are read, so that the next call detects a change that happens while they are read.
     manifest = read_manifest(folder)
     stamps = _stamps(folder, manifest)
@@ -101,7 +106,7 @@ def verify(folder: Path) -> int:
 
 
 def remember(folder: Path) -> None:
-    """Remember that this process or its ranks have just written a checkpoint, so that pruning need not read it."""
+    """Remember that this process or its ranks have just written a checkpoint, so that pruning does not need to read it."""
     with suppress(CheckpointError):
         _hashed[folder.absolute()] = _stamps(folder, read_manifest(folder))
 
@@ -119,11 +124,12 @@ def _stamps(folder: Path, manifest: Mapping[str, Any]) -> dict[str, _Stamp]:
 
 
 def prune(checkpoints: Path, keep: int, newest: Path | None = None, best: Path | None = None) -> list[Path]:
-    """Delete all checkpoints older than the newest `keep` complete ones, except the `best`, and return the deleted folders.
+    """Delete all checkpoints older than the newest `keep` complete checkpoints, except `best`, and return the deleted folders.
 
-    Only complete checkpoints count, so that a complete one is never deleted in favour of a damaged one. A checkpoint is
-    read only if this process has not hashed it or if a file has changed since. The run has just saved `newest`;
-    checkpoints after it are kept and do not count, because the run could not resume from them.
+    Only complete checkpoints are counted, so that a complete checkpoint is never deleted in favour of a damaged one. A
+    checkpoint is read only if this process has not hashed it or if one of its files has changed since. The checkpoint
+    `newest` has just been saved by the run. Checkpoints after `newest` are kept and not counted, because the run could
+    not be resumed from them.
     """
     assert keep >= 1, "the newest checkpoint must be kept"
     folders = list_checkpoints(checkpoints)
@@ -149,7 +155,7 @@ def prune(checkpoints: Path, keep: int, newest: Path | None = None, best: Path |
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest; raises CheckpointError if it is damaged or if a file has a different size."""
+    """Return the manifest of a checkpoint. Raises CheckpointError if the manifest is damaged or a file has a different size."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint at {folder}.")
     try:
@@ -188,7 +194,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Raise CheckpointError, which names the action, if the disk or safetensors raises an error in the block."""
+    """Convert errors of the disk and of safetensors inside the block to a CheckpointError that names the action."""
     from safetensors import SafetensorError
 
     try:

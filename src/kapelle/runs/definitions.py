@@ -1,8 +1,8 @@
-"""The metrics of a step's episodes, under the same names everywhere.
+"""Defines the metrics of the episodes of a step, which have the same names everywhere.
 
-A row is a flat mapping from names to floats. A mean of no values is absent, rather than 0 or NaN. Failed episodes count
-only in `failed_episodes` and `samples`. `success` is the mean over the `scored` episodes, which the environment scored
-and which had no error.
+A row is a flat mapping from names to floats. The mean of no values is omitted, rather than being 0 or NaN. Failed
+episodes are counted only in `failed_episodes` and `samples`. The metric `success` is the mean over the `scored`
+episodes, which are the episodes without an error that the environment has scored.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from kapelle.types import Episode, Group, Turn
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """The description of one metric; `<agent>` or `<policy>` in its pattern is a placeholder for a name."""
+    """The description of a metric. In its pattern, `<agent>` and `<policy>` are placeholders for names."""
 
     pattern: str
     unit: str
     meaning: str
     warning: str
-    """The values that indicate a problem, and the usual cause."""
+    """The values that indicate a problem, and the usual cause of the problem."""
     known_as: str
-    """Its name in papers and other trainers."""
+    """The name of the metric in papers and in other trainers."""
     panel: tuple[str, str] | None = None
-    """The viewer panel that the metric shares with others, and its label there."""
+    """The viewer panel that the metric shares with other metrics, and the label of the metric in this panel."""
     progress: str = ""
-    """A phrase for the metric, if it shows the progress of agents with opponents (their returns do not show it)."""
+    """A phrase for the metric, if it shows the progress of agents with opponents, whose returns do not show progress."""
     is_falling: bool = False
-    """Whether the metric falls as agents make progress."""
+    """Whether the metric decreases as agents make progress."""
     is_relative: bool = False
-    """Whether its values at different steps cannot be compared; a fall is then not a fault."""
+    """Whether values of the metric at different steps are not comparable. If true, a decrease does not indicate a problem."""
 
 
 FEATURES = tuple(
@@ -51,11 +51,11 @@ FEATURES = tuple(
     for folder in sorted(files("kapelle.features").iterdir(), key=lambda folder: folder.name)
     if (folder / "metrics.py").is_file()
 )
-"""Packages of `kapelle.features` that define metrics, in `METRICS` of their module `metrics`."""
+"""The packages in `kapelle.features` that define metrics, in `METRICS` of their module `metrics`."""
 
 
 def _catalogue() -> Iterator[tuple[Metric, ...]]:
-    """Yield the metrics of each part of `metrics.toml`."""
+    """Yield the metrics in each part of `metrics.toml`."""
     text = (files("kapelle.runs") / "metrics.toml").read_text("utf-8")
     for part in tomllib.loads(text).values():
         yield tuple(Metric(pattern, **about) for pattern, about in part.items())
@@ -73,7 +73,7 @@ def metrics_of(feature: str) -> tuple[Metric, ...]:
 
 @cache
 def progress_metrics() -> Mapping[str, Metric]:
-    """Return the features' metrics that show progress when returns do not, the most reliable first."""
+    """Return the metrics of features that show progress when returns do not, the most reliable first."""
     found = [metric for metric in chain(*map(metrics_of, FEATURES)) if metric.progress]
     return {metric.pattern: metric for metric in sorted(found, key=lambda metric: metric.is_relative)}
 
@@ -94,12 +94,12 @@ def _patterns() -> tuple[tuple[re.Pattern[str], Metric], ...]:
 
 
 def describe(name: str) -> Metric | None:
-    """Return the description of a metric by its full name (`reward/actor`), or None for an unknown name."""
+    """Return the description of a metric with the given full name, such as `reward/actor`, or None for an unknown name."""
     return next((metric for pattern, metric in _patterns() if pattern.fullmatch(name)), None)
 
 
 def misspelt(name: str) -> str:
-    """Return ` Did you mean 'success'?` for an unknown name that is similar to a known one, otherwise an empty string."""
+    """Return a hint such as ` Did you mean 'success'?` for an unknown name that is similar to a known name, otherwise an empty string."""
     kind, _, rest = name.partition("/")
     kinds = {
         metric.pattern.partition("/")[0]
@@ -117,9 +117,10 @@ def own_returns(episode: Episode) -> Mapping[str, float]:
 def rollout_metrics(
     groups: Sequence[Group], returns: Callable[[Episode], Mapping[str, float]] = own_returns
 ) -> dict[str, float]:
-    """Return the metrics of a step's groups; see METRICS for each name.
+    """Return the metrics of the groups of a step. The names are described in METRICS.
 
-    `returns` gives the returns that agents are trained on: `Algorithm.returns`, which shares the team's reward.
+    The function `returns` computes the returns with which agents are trained, such as `Algorithm.returns`, which shares
+    the team's reward.
     """
     every = [episode for group in groups for episode in group.episodes]
     valid = [episode for episode in every if episode.error is None]
@@ -157,12 +158,13 @@ def rollout_metrics(
 
 
 MOST_REPORTED = 32
-"""Maximum number of names in one step's `info` that become metrics, in alphabetical order. Some environments use a name per task."""
+"""The maximum number of names in the `info` of one step that become metrics, in alphabetical order. The number is limited
+because some environments use a separate name for each task."""
 _REPORTABLE = re.compile(r"[\w.-]{1,64}")
 
 
 def _reported(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """Return the finite numbers in the environments' `info` by name; for a mapping by agent, the name is `name/agent`."""
+    """Return the finite numbers in the `info` of the episodes by name. For a mapping by agent, the name is `name/agent`."""
     found: dict[str, list[float]] = {}
     for episode in episodes:
         info: Mapping[Any, Any] = episode.info  # environments may use keys of any type
@@ -178,7 +180,11 @@ def _reported(episodes: Sequence[Episode]) -> dict[str, list[float]]:
 
 
 def _reward_functions(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the mean and standard deviation of each reward function, its shares of None and of failures, and the judge's disagreement."""
+    """Return the statistics of each reward function.
+
+    The statistics are the mean, the standard deviation, the shares of None and of failures, and the judge's
+    disagreement.
+    """
     found: dict[str, list[float]] = {}
     silent: Counter[str] = Counter()
     failed: Counter[str] = Counter()
@@ -205,7 +211,7 @@ def _reward_functions(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _reward_values(episode: Episode) -> Iterator[tuple[str, Any]]:
-    """Yield each reward function of an episode with its reward, None, or `FAILED`."""
+    """Yield the name and the value of each reward function of an episode. The value is the reward, None, or `FAILED`."""
     info: Mapping[Any, Any] = episode.info  # environments may use keys of any type
     for key, value in info.items():
         # Most keys are skipped without a call, as this runs for every episode.
@@ -214,7 +220,7 @@ def _reward_values(episode: Episode) -> Iterator[tuple[str, Any]]:
 
 
 def by_part(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
-    """Return the episodes of each part of a mixture; empty without a mixture."""
+    """Return the episodes of each part of a mixture. The result is empty if the environment is not a mixture."""
     parts: dict[str, list[Episode]] = {}
     for episode in episodes:
         if episode.task.part:
@@ -235,7 +241,10 @@ def _moments(episodes: Sequence[Episode]) -> Iterator[list[float]]:
 
 
 def acted(agent: str, episodes: Sequence[Episode]) -> list[Episode]:
-    """Return the episodes whose rewards describe an agent: it acted, no opponent took its role, and they were scored."""
+    """Return the episodes whose rewards describe an agent.
+
+    In these episodes, the agent has acted, no opponent has taken its role, and the episode was scored.
+    """
     return [
         episode
         for episode in episodes
@@ -288,16 +297,16 @@ def _put_score(row: dict[str, float], part: str, valid: Sequence[Episode]) -> No
 
 
 UNSCORED = "unscored"
-"""The key of `Outcome.info` for the reason why an episode has no score; also the metric that counts such episodes."""
+"""The key of `Outcome.info` for the reason why an episode has no score. The metric that counts such episodes has the same name."""
 
 
 def is_unscored(episode: Episode) -> bool:
-    """Return whether an episode has neither a score nor rewards and gives a reason for that."""
+    """Return whether an episode has neither a score nor rewards and states a reason for this."""
     return UNSCORED in episode.info and episode.success is None and not episode.rewards
 
 
 def without_unscored(group: Group) -> Group:
-    """Return a group whose unscored episodes are marked as failed, because they have no return to compare."""
+    """Return a group in which unscored episodes are marked as failed, because they have no return to compare."""
     if not any(map(is_unscored, group.episodes)):
         return group
     marked = [replace(e, error=str(e.info[UNSCORED])) if is_unscored(e) else e for e in group.episodes]
@@ -305,16 +314,17 @@ def without_unscored(group: Group) -> Group:
 
 
 def none_scored(row: Mapping[str, float]) -> bool:
-    """Return whether no episode of a row was scored, so that its rewards are unknown."""
+    """Return whether none of the episodes in a row was scored, so that the rewards are unknown."""
     return UNSCORED in row and row[UNSCORED] == row["samples"] * (1.0 - row.get("failed_episodes", 0.0))
 
 
 DISAGREEMENT = "judge/disagreement"
-"""The key of an episode's `info` for the difference between a judge's verdicts in both orders; also the metric."""
+"""The key of an episode's `info` for the difference between a judge's verdicts in the two orders of presentation. The metric
+has the same name."""
 
 
 def rewarded_counts(groups: Sequence[Group]) -> dict[str, tuple[int, int]]:
-    """Return, for each reward function, the number of episodes for which it returned a number, and for which it was called."""
+    """Return, for each reward function, the number of episodes for which it returned a number, and the number for which it was called."""
     found: dict[str, tuple[int, int]] = {}
     for group in groups:
         for episode in group.valid:
@@ -337,11 +347,11 @@ def reported_counts(groups: Sequence[Group]) -> dict[str, int]:
 
 
 DEMONSTRATED = "demonstrated_"
-"""Prefix of the metrics that describe demonstrations."""
+"""The prefix of the metrics that describe demonstrations."""
 
 
 def demonstrated(row: Mapping[str, float]) -> dict[str, float]:
-    """Return a row of demonstrations in which scores have a prefix, because they do not describe the team."""
+    """Return the metrics of demonstrations, in which the names of scores have a prefix because they do not describe the team."""
     scores = ("success", "reward", "reward_max", "return")
     return {
         f"{DEMONSTRATED}{name}" if name.partition("/")[0] in scores else name: value

@@ -1,12 +1,12 @@
-"""Episodes and traces as JSON rows, which preserve every field of an episode exactly.
+"""Converts episodes and traces to JSON rows that preserve every field of an episode exactly.
 
-A row is one episode: the fields of `Episode`, `Turn`, `Message` and `Task` under their own names, preceded by `step`
-and `group` (the number of its group within the step). Some fields are omitted if they are empty: `versions`,
-`constraint`, `caller` and `copied` of turns, `interventions`, `final` (the team's answer, if the workflow names one),
-and `images`. Turns and messages refer to images by their hashes. The row's own `images` maps each hash to the image's
-type and, unless a file holds them, its bytes in base64. Floats are written with all their digits. A reward that is not
-finite, which only a failed episode has, is `{"$float": "nan"}`; tuples inside `task.data` and `info` are tagged in the
-same way.
+A row is one episode. The row contains `step` and `group` (the number of the group within the step), followed by the
+fields of `Episode`, `Turn`, `Message` and `Task` under their own names. Some fields are omitted if they are empty. The
+omitted fields are `versions`, `constraint`, `caller` and `copied` of turns, `interventions`, `final` (the team's
+answer, if the workflow defines one), and `images`. Turns and messages refer to images by their hashes. The field
+`images` of the row maps each hash to the type of the image and, unless the image is stored in a file, its
+base64-encoded bytes. Floats are written with all their digits. A reward that is not finite, which occurs only in failed
+episodes, is written as `{"$float": "nan"}`. Tuples in `task.data` and `info` are tagged in the same way.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from kapelle.types import (
 
 
 def dump_groups(step: int, groups: Iterable[Group], keep: Keep | None = None) -> bytes:
-    """Return the JSON lines of a step's groups, one line per episode; see `dump_episode` for `keep`.
+    """Return the JSON lines of the groups of a step, with one line per episode. The argument `keep` is described in `dump_episode`.
 
-    Raises DataError if JSON cannot represent an episode's `info` or `task.data`.
+    Raises DataError if the `info` or `task.data` of an episode cannot be represented in JSON.
     """
     lines = [
         dump_episode(episode, keep, step=step, group=place)
@@ -55,16 +55,16 @@ def dump_groups(step: int, groups: Iterable[Group], keep: Keep | None = None) ->
 NAMED = re.compile(r"[0-9a-f]{32}")
 
 Keep = Callable[[Image], object]
-"""Stores an image outside the row."""
+"""A function that stores an image outside of the row."""
 Find = Callable[[str], bytes]
-"""Returns an image's bytes by the name of its file; empty if the file is missing."""
+"""A function that returns the bytes of an image by the name of its file, or empty bytes if the file is missing."""
 
 
 def dump_episode(episode: Episode, keep: Keep | None = None, **labels: int) -> bytes:
-    """Return one JSON line: the labels, then the fields of the episode.
+    """Return a JSON line with the labels, followed by the fields of the episode.
 
-    With `keep`, which is called with every image, the line holds only the names of images. It also omits the routing to
-    experts (`Turn.routing`), which only training needs.
+    If `keep` is given, it is called with every image, and the line contains only the names of images. If `keep` is
+    given, the line also omits the routing to experts (`Turn.routing`), which is needed only for training.
     """
     row: dict[str, Json] = {**labels, **_fields(episode)}
     try:
@@ -121,9 +121,9 @@ def b64(data: bytes) -> str:
 
 
 def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
-    """Return the episode in a row; raises DataError if the row has an unknown format.
+    """Convert a row to an episode. Raises DataError if the row has an unknown format.
 
-    `find` returns the bytes of images that the row does not contain.
+    The function `find` returns the bytes of images that the row does not contain.
     """
     try:
         images: dict[str, Image] = {}
@@ -156,7 +156,7 @@ def load_episode(row: Mapping[str, Json], find: Find | None = None) -> Episode:
 
 
 def load_groups(rows: Iterable[Mapping[str, Json]], find: Find | None = None) -> list[Group]:
-    """Return the groups of one step's rows, in the order of the record; raises DataError for damaged rows."""
+    """Return the groups in the rows of one step, in the recorded order. Raises DataError for damaged rows."""
     episodes: dict[int, list[Episode]] = {}
     for row in rows:
         episodes.setdefault(row["group"], []).append(load_episode(row, find))
@@ -244,32 +244,33 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class TracedTurn:
-    """One turn, token by token."""
+    """The recorded numbers of one turn, token by token."""
 
     index: int
     pieces: Sequence[str]
     advantage: Sequence[float]
-    """The token's advantage."""
+    """The advantage of each token."""
     credit: Sequence[float]
-    """Its share in the policy's update: weight × advantage, divided by the sum of the absolute values of these products in the step."""
+    """The share of each token in the update of the policy: weight × advantage, divided by the sum of the absolute values of
+    these products in the step."""
     ratio: Sequence[float]
-    """Its probability after the update divided by the probability with which it was sampled."""
+    """The probability of each token after the update divided by the probability with which it was sampled."""
     entropy: Sequence[float] = ()
-    """Entropy of its distribution after the update, in nats."""
+    """The entropy of the distribution of each token after the update, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One episode."""
+    """The trace of one episode."""
 
     line: int
-    """Its position in the step's file of episodes, from 0."""
+    """The line of the episode in the file of the step, from 0."""
     turns: Sequence[TracedTurn]
     vocabulary: Mapping[int, str] = field(default_factory=dict)
 
 
 def dump_traces(step: int, traces: Iterable[Trace]) -> bytes:
-    """Return the JSON lines of a step's traces."""
+    """Return the JSON lines of the traces of a step."""
     lines = []
     for trace in traces:
         turns: list[dict[str, Json]] = []

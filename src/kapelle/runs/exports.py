@@ -1,14 +1,14 @@
-"""Episodes as data for supervised fine-tuning, turn by turn, as JSON lines or one JSON array.
+"""Exports episodes as data for supervised fine-tuning, turn by turn, as JSON lines or as one JSON array.
 
-One line is one turn, in the order of the episode:
+Each line is one turn, in the order of the episode, for example:
 
     {"task": "train-17", "episode": 2, "turn": 1, "agent": "actor", "reward": 1.0,
      "messages": [{"role": "user", "content": "2,11+1"}], "completion": "132",
      "policy": "actor", "version": 50, "weights_hash": "v2-…"}
 
-`messages` is the agent's own conversation up to this turn and `completion` is its response, so that each line is one
-SFT example for that agent. `reward` is the episode's reward: the team's score if the environment has one, otherwise the
-agents' mean return.
+The field `messages` is the agent's own conversation up to this turn and `completion` is its response, so that each line
+is one SFT example for the agent. The field `reward` is the reward of the episode. The reward is the score of the team
+if the environment defines one, otherwise the mean return of the agents.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from kapelle.types import Episode, Group, Message, conversation
 
 
 def episode_reward(episode: Episode) -> float:
-    """Return the team's score of an episode, or the mean return of its agents if there is no score."""
+    """Return the score of the team in an episode, or the mean return of its agents if there is no score."""
     if episode.success is not None:
         return episode.success
     return sum(episode.total(agent) for agent in episode.agents) / len(episode.agents)
 
 
 def good_episodes(groups: Sequence[Group], least: float) -> Iterator[tuple[int, Episode]]:
-    """Yield each episode that has no error and at least this reward, with its number in its group."""
+    """Yield each episode that has no error and whose reward is at least `least`, with the number of the episode in its group."""
     for group in groups:
         for number, episode in enumerate(group.episodes):
             if episode.error is None and episode_reward(episode) >= least:
@@ -45,7 +45,7 @@ def good_episodes(groups: Sequence[Group], least: float) -> Iterator[tuple[int, 
 
 
 def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
-    """Return the rows of an episode, one per turn; the module's docstring shows the format."""
+    """Return the rows of an episode, one per turn, in the format that is shown in the docstring of the module."""
     conversations: dict[str, list[Message]] = {}
     known: dict[str, tuple[int, ...]] = {}
     rows = []
@@ -75,9 +75,10 @@ def sft_rows(number: int, episode: Episode) -> list[dict[str, Any]]:
 
 
 def preferred(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return two rows of `sft_rows` for each conversation with a better and a worse completion, for the environment `preferences`.
+    """Return two rows of `sft_rows` for each conversation with completions of different rewards, for the environment `preferences`.
 
-    These are the two different completions with the largest difference in reward; other conversations are excluded.
+    The two rows are the two different completions with the largest difference in reward. All other conversations are
+    excluded.
     """
     answers: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -96,10 +97,10 @@ def preferred(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def dump_rows(rows: Sequence[Mapping[str, Any]], out: Path | None = None, number: int = 0) -> bytes:
-    """Return rows as JSON lines; everything except ASCII is escaped, because UTF-8 cannot represent lone surrogates.
+    """Return rows as JSON lines. All non-ASCII characters are escaped, because UTF-8 cannot represent lone surrogates.
 
-    If `out` has the suffix `.jsonl.zst`, they are compressed like a run's episodes, with this step number; if it has
-    the suffix `.json`, they are one array.
+    If `out` has the suffix `.jsonl.zst`, the lines are compressed like the episodes of a run, with `number` as the
+    step. If `out` has the suffix `.json`, the rows are written as one array.
     """
     if out is not None and out.name.endswith(".json"):
         array = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
@@ -119,11 +120,11 @@ def dump_rows(rows: Sequence[Mapping[str, Any]], out: Path | None = None, number
 # is above ½.
 
 HELD_OUT = 0.2
-"""Share of the questions that the recipe `verifier_file` holds out."""
+"""The share of the questions that the recipe `verifier_file` holds out."""
 
 
 def answer_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return a row for every graded turn of every episode without an error; the comment above shows the format."""
+    """Return a row for every graded turn of every episode without an error. The format is described in the comment above this function."""
     rows = []
     for episode in (episode for group in groups for episode in group.valid):
         taken: dict[str, int] = {}
@@ -149,24 +150,25 @@ def answer_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Graded answers after balancing: for each question, equal numbers of correct and incorrect answers."""
+    """Graded answers after balancing, with equal numbers of correct and incorrect answers to each question."""
 
     rows: tuple[Mapping[str, Any], ...]
-    """The remaining answers: they are distinct and, for each question, half of them are correct."""
+    """The remaining answers, which are distinct. For each question, half of them are correct."""
     graded: int
     repeated: int
-    """Number of answers with the same text as another answer to their question."""
+    """The number of answers with the same text as another answer to their question."""
     one_kind: int
-    """Number of distinct answers to questions with only correct or only incorrect answers; all are excluded."""
+    """The number of distinct answers to questions that have only correct or only incorrect answers. All of these answers are excluded."""
     one_kind_questions: int
     surplus: int
-    """Number of distinct answers that exceed the number of the other kind."""
+    """The number of distinct answers that were excluded because their question has more answers of this kind than of the other kind."""
 
 
 def balance(rows: Sequence[Mapping[str, Any]], seed: int, *, equal: bool = True) -> Balance:
-    """Return equal numbers of correct and incorrect answers to each question, drawn with a seed; `equal=False` keeps all.
+    """Return equal numbers of correct and incorrect answers to each question, sampled with a seed.
 
-    The draw is over all answers, so that frequent answers are more likely to be drawn; duplicates are then removed.
+    If `equal` is false, all distinct answers are returned. Sampling is over all answers, so that frequent answers are
+    more likely to be sampled. Duplicates are then removed.
     """
     by_question: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -199,25 +201,25 @@ class Survey:
     right: int
     questions: int
     both: int
-    """Questions with both correct and incorrect answers; `balance: question` excludes the others."""
+    """The number of questions with both correct and incorrect answers. With `balance: question`, all other questions are excluded."""
     only_right: int
     only_wrong: int
     per_question: tuple[int, float, int]
-    """Smallest, median and largest number of answers to one question."""
+    """The smallest, the median and the largest number of answers to one question."""
     held_out: int
-    """Questions in the test split of `labelled`, with its default `test_share`."""
+    """The number of questions in the test split of `labelled`, with its default `test_share`."""
     by_agent: Mapping[str, AnswerCount]
     by_round: Mapping[str, AnswerCount]
     examples: tuple[Mapping[str, Any], ...]
     """Correct and incorrect answers to the first questions that have both."""
 
     def row(self) -> dict[str, Any]:
-        """Return the statistics as plain JSON."""
+        """Return the statistics as plain JSON values."""
         return asdict(self)
 
 
 def survey(file: Path, shown: int = 3) -> Survey:
-    """Read and summarise a file of graded answers; raises a DataError that names the first row with an unknown format."""
+    """Read and summarise a file of graded answers. Raises DataError, which names the first row with an unknown format."""
     rows: list[Mapping[str, Any]] = []
     for read in read_rows(file):
         row, label = read.fields, read.fields.get("is_correct")
@@ -258,11 +260,11 @@ def survey(file: Path, shown: int = 3) -> Survey:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCount:
-    """The number of answers of one kind, and the share of them that are correct."""
+    """The number of answers of one kind, and the share of these answers that are correct."""
 
     answers: int
     right: float
-    """Share of correct answers, in [0, 1]."""
+    """The share of correct answers, in [0, 1]."""
 
 
 def _counts(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, AnswerCount]:

@@ -1,6 +1,6 @@
-"""Why a run ended before it was finished: `failure.json`, and what can be determined about a process that was killed.
+"""Records why a run ended before it was finished, in `failure.json`, and determines what is known about a process that was killed.
 
-A resume removes `failure.json` after it has opened the run; `run.log` keeps the text of every failure.
+A resume deletes `failure.json` after it has opened the run. The text of every failure remains in `run.log`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from kapelle.types import Episode, Group
 
 FAILURE, LOG = "failure.json", "run.log"
 EPISODES = 8
-"""Maximum number of different episode errors in a failure."""
+"""The maximum number of different episode errors in a failure."""
 LONGEST = 20_000
-"""Maximum number of characters of a traceback; the middle of a longer one is removed."""
+"""The maximum number of characters of a traceback. The middle of a longer traceback is removed."""
 TAIL = 1 << 16
-"""Number of bytes at the end of `run.log` that are searched for the last message of a process."""
+"""The number of bytes at the end of `run.log` that are searched for the last message of a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedEpisode:
-    """The first episode that failed with an error, and how many episodes failed with the same error."""
+    """The first episode that failed with an error, and the number of episodes that failed with the same error."""
 
     step: int
     """The step in which the episode was collected, or after which it was evaluated."""
@@ -48,34 +48,34 @@ class FailedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a run ended."""
+    """The reason why a run ended."""
 
     reason: str
     traceback: str = ""
-    """The traceback; empty if the process left none."""
+    """The traceback of the error; empty if the process left none."""
     on_purpose: bool = True
-    """Whether the reason explains the error; False for an unexpected error, which only the traceback explains."""
+    """Whether the reason explains the error. The value is false for an unexpected error, which only the traceback explains."""
     episodes: tuple[FailedEpisode, ...] = ()
-    """The most frequent errors of the episodes that caused it."""
+    """The most frequent errors of the episodes that caused the failure."""
     health: tuple[str, ...] = ()
-    """The verdict on the run with its evidence and a remedy, if the verdict is a fault (`runs.verdict`)."""
+    """The verdict on the run (see `runs.verdict`) with its evidence and a remedy, if the verdict indicates a problem."""
     step: int = 0
-    """Number of finished steps."""
+    """The number of finished steps."""
     phase: str = ""
     at: str = ""
-    """Time, ISO 8601 in UTC."""
+    """The time of the failure in UTC, in ISO 8601 format."""
 
     def row(self) -> dict[str, Any]:
-        """Return the failure as JSON."""
+        """Return the failure as plain JSON values."""
         return asdict(self)
 
     @property
     def cause(self) -> str:
-        """The most frequent error of the episodes or, if there is none, the reason: the part to read first."""
+        """The most frequent error of the episodes or, if there is none, the reason. Users should read this message first."""
         return self.episodes[0].error if self.episodes else self.reason
 
     def lines(self) -> list[str]:
-        """Return reason, verdict and episodes as text."""
+        """Return the reason, the verdict and the failed episodes as lines of text."""
         failed = [
             f"{each.count} {'episode' if each.count == 1 else 'episodes'} failed, the first in step {each.step}, task {each.task}"
             f"{f', after a turn of {each.agent}' if each.agent else ''}: {each.error}"
@@ -85,7 +85,7 @@ class Failure:
 
 
 def failure_of(error: Exception, status: Status, run: Path) -> Failure:
-    """Return the failure of a run that ended with an error in this status."""
+    """Return the failure of a run that ended with the given error while it had the given status."""
     found = tracebacks.format_exception(error)
     trace = without_secrets("".join(found))
     if len(trace) > LONGEST:
@@ -105,7 +105,7 @@ def failure_of(error: Exception, status: Status, run: Path) -> Failure:
 
 
 def first_errors(groups: Iterable[Group], step: int) -> tuple[FailedEpisode, ...]:
-    """Return the most frequent errors of episodes, each with its first episode."""
+    """Return the most frequent errors of episodes, each with the first episode that failed with this error."""
     failed = [episode for group in groups for episode in group.episodes if episode.error is not None]
     counts = Counter(str(episode.error) for episode in failed)
 
@@ -126,7 +126,7 @@ def _health(run: Path) -> tuple[str, ...]:
 
 STARTS = "starts the run in process"
 STOPS = " stopping: "
-"""Text that all lines of `run.log` contain that a stop request writes."""
+"""The text that occurs in every line of `run.log` that a stop request writes."""
 
 
 def start_line(status: Status) -> str:
@@ -135,9 +135,9 @@ def start_line(status: Status) -> str:
 
 
 def read_failure(run: Path) -> Failure | None:
-    """Return why a run has failed or was killed; None if it is running, has finished or was stopped on request.
+    """Return the reason why a run failed or was killed, or None if it is running, has finished, or was stopped on request.
 
-    Raises RunDirectoryError if its status cannot be read.
+    Raises RunDirectoryError if the status of the run cannot be read.
     """
     status = read_status(run)
     if status.state not in ("failed", "killed"):
@@ -153,7 +153,7 @@ def read_failure(run: Path) -> Failure | None:
 
 
 def _why_killed(run: Path, status: Status) -> str:
-    """Return the last message of a process that ended abruptly or, if there is none, the likely cause."""
+    """Return the last message of a process that ended abruptly or, if there is no message, the likely cause."""
     where = f"after step {status.step}, in phase '{status.phase}'"
     for line in takewhile(lambda line: STARTS not in line, reversed(_tail(run / LOG))):
         if line.startswith("kapelle: "):

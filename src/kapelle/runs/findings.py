@@ -1,12 +1,12 @@
-"""Results of later commands on a run, and people's notes, stored in its directory for the viewer.
+"""Stores the results of later commands on a run and the notes of users in the run directory, for the viewer.
 
     exact.json        `kapelle play RUN --exact`: format 1; `rows` with part, step, nash_conv, exploitability, legal,
     legal_mean, returns
     evaluated.jsonl   one row for each `kapelle eval RUN`: its JSON output, with `format` (1), `time` and `settings`
     notes.json        `kapelle runs note RUN`: format 1; `tags` and `note`
 
-A run does not need these files, and a resume does not read them. Failures to write them are ignored; unreadable parts
-are treated as absent.
+A run does not need these files, and they are not read when the run is resumed. Failures to write these files are
+ignored, and parts that cannot be read are treated as missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXACT, EVALUATED, NOTES = FINDINGS = ("exact.json", "evaluated.jsonl", "notes.js
 
 
 def keep_exact(run: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Store exact values of checkpoints, which replace earlier ones."""
+    """Store the exact values of checkpoints, which replace earlier values."""
     with suppress(OSError):
         replace_file(run / EXACT, json.dumps({"format": FORMAT, "rows": list(rows)}).encode(), sync=False)
 
@@ -42,7 +42,7 @@ def read_exact(run: Path) -> list[dict[str, Any]]:
 
 
 def _mapping(file: Path) -> dict[str, Any]:
-    """Return the JSON mapping in a file; empty if it cannot be read."""
+    """Return the JSON mapping in a file, or an empty mapping if the file cannot be read."""
     try:
         found = json.loads(plain_bytes(file))
     except (OSError, ValueError, RecursionError):
@@ -51,7 +51,7 @@ def _mapping(file: Path) -> dict[str, Any]:
 
 
 def keep_evaluation(run: Path, row: Mapping[str, Any], settings: Sequence[str]) -> None:
-    """Add an evaluation to those of a run."""
+    """Append an evaluation to the evaluations of a run."""
     about = {
         "format": FORMAT,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -85,9 +85,10 @@ def read_evaluated(run: Path) -> list[dict[str, Any]]:
 
 
 def measured(row: Mapping[str, Any]) -> list[tuple[str, str, float, float | None]]:
-    """Return (set, metric, value, standard error) of every rate of one evaluation, in the order of measurement.
+    """Return the set, the metric, the value and the standard error of every rate of an evaluation, in the order of measurement.
 
-    The set's name is empty for the run's own environment. Its metric is `success` or, if there is no success, each agent's return.
+    For the run's own environment, the name of the set is empty. For the run's own environment, the metric is `success`
+    or, if success is not defined, the return of each agent.
     """
     team = row["team"]
     found = []
@@ -109,14 +110,14 @@ def measured(row: Mapping[str, Any]) -> list[tuple[str, str, float, float | None
 # -------- Notes and tags
 
 TAG = re.compile(r"[\w.:+-]{1,40}")
-"""A tag is a word without spaces."""
+"""A regular expression for a tag, which is a word without spaces."""
 MOST_TAGS, LONGEST_NOTE = 32, 10_000
-"""Maximum number of tags of a run, and of characters in a note."""
+"""The maximum number of tags of a run, and the maximum number of characters in a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunNotes:
-    """The notes on one run."""
+    """The note and the tags of a run."""
 
     tags: tuple[str, ...] = ()
     text: str = ""
@@ -125,10 +126,10 @@ class RunNotes:
 def keep_notes(
     run: Path, *, text: str | None = None, add: Sequence[str] = (), remove: Sequence[str] = ()
 ) -> RunNotes:
-    """Change a run's note (None keeps it) and tags, and return the result.
+    """Change the note and the tags of a run, and return the result. If `text` is None, the note is not changed.
 
-    Raises ConfigError for an invalid tag, too many tags or a note that is too long, and RunDirectoryError if the disk
-    fails.
+    Raises ConfigError for an invalid tag, too many tags or a note that is too long, and RunDirectoryError if writing to
+    the disk fails.
     """
     wrong = next((tag for tag in add if not TAG.fullmatch(tag)), None)
     if wrong is not None:
@@ -151,7 +152,7 @@ def keep_notes(
 
 
 def read_notes(run: Path) -> RunNotes:
-    """Return the notes on a run; none if the file cannot be read."""
+    """Return the note and the tags of a run. Both results are empty if the file cannot be read."""
     found = _mapping(run / NOTES)
     tags, text = found.get("tags"), found.get("note")
     listed = tags if isinstance(tags, list) else []

@@ -1,11 +1,11 @@
-"""One trainer per run directory: locks of the operating system, which end with their process.
+"""Ensures that each run directory has only one trainer, with locks of the operating system that end with their process.
 
-Two things are locked: the directory, and the file `lock` in it, which names the owner. The lock of the directory is
-decisive, because the file can be removed or replaced, and a lock of the new file is then a different lock. The file
-shows people the owner, and is the only lock on disks that cannot lock directories (NFS).
+Two objects are locked: the run directory, and the file `lock` in it, which contains the owner. The lock of the
+directory is decisive, because the file can be removed or replaced, and the lock of a new file would be a different
+lock. The file shows the owner to users. The file is the only lock on disks that cannot lock directories (NFS).
 
-Before each write the owner checks that the path still leads to the directory that it has locked (`RunLock.recheck`), so that it
-never writes to a directory that was moved, deleted or replaced.
+Before each write, the owner checks that the path still leads to the locked directory (`RunLock.recheck`). Therefore,
+the owner never writes to a directory that was moved, deleted or replaced.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _ATTEMPTS = 100
 
 
 class RunLock:
-    """Exclusive use of a directory by this process, until it calls `release` or ends.
+    """Exclusive use of a directory by this process, until it calls `release` or terminates.
 
-    `path` is the file `lock` in the directory. The file remains after a release; only the operating system's locks matter.
-    Forked children do not keep them: a grader that outlives its killed trainer does not block the next trainer.
+    The argument `path` is the file `lock` in the directory. The file is not removed by a release, because only the
+    locks of the operating system matter. Forked child processes do not keep the locks, so a grader that outlives its
+    killed trainer does not block the next trainer.
 
     Raises RunDirectoryError if another process holds one of the locks, if `lock` is not a regular file, or if the disk
     does not support locks.
@@ -55,7 +56,7 @@ class RunLock:
             raise
 
     def recheck(self) -> None:
-        """Check, before a write, that this process is still the only owner of the directory at this path.
+        """Check, before a write, that this process is still the only owner of the directory at its path.
 
         If the directory is locked, a missing file `lock` is recreated, because no other process can have taken the run.
         Raises RunDirectoryError if the directory was moved, deleted or replaced, or if another process may own it.
@@ -86,7 +87,7 @@ class RunLock:
         self._file = file
 
     def release(self) -> None:
-        """Release the directory; a second call does nothing."""
+        """Release the directory. A second call has no effect."""
         for descriptor in (self._file, self._folder):
             if descriptor is not None:
                 # Unlock explicitly: a process that was forked by code other than Python's may still have the descriptor.
@@ -104,7 +105,7 @@ class RunLock:
         self._file = self._folder = None
 
     def _lock_folder(self, folder: int) -> bool:
-        """Lock the directory; return False if the disk cannot lock directories."""
+        """Lock the directory. Returns False if the disk cannot lock directories."""
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -114,7 +115,7 @@ class RunLock:
         return True
 
     def _take_file(self) -> int:
-        """Open `lock`, lock it and write the owner into it; may raise OSError."""
+        """Open the file `lock`, lock it and write the owner into it. This method may raise OSError."""
         for _ in range(_ATTEMPTS):
             descriptor = self._open_file()
             try:
@@ -175,7 +176,7 @@ class RunLock:
 
 
 LEFT_BEHIND = frozenset({"lock", f".lock{PARTIAL}"})
-"""Names of the files that a lock leaves in its directory."""
+"""The names of the files that a lock leaves in its directory."""
 
 _HELD: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
@@ -190,14 +191,14 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def now() -> str:
-    """Return the current time as ISO 8601 in UTC, to the millisecond."""
+    """Return the current time in UTC, in ISO 8601 format with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def is_another_process(lock: Path, pid: int) -> bool:
-    """Return whether a live process has the process number of a lock's last owner, but is a different process.
+    """Return whether a running process has the process id of a lock's last owner but is a different process.
 
-    The system reuses process numbers. Returns False if this cannot be determined.
+    This can happen because the operating system reuses process ids. Returns False if the answer cannot be determined.
     """
     try:
         owner = json.loads(_text_of(lock))
@@ -209,7 +210,7 @@ def is_another_process(lock: Path, pid: int) -> bool:
 
 
 def has_restarted(lock: Path) -> bool:
-    """Return whether this machine has restarted since the lock was last taken; False if this cannot be determined."""
+    """Return whether this machine has restarted since the lock was last taken. Returns False if the answer cannot be determined."""
     here = _born(os.getpid())
     try:
         return (
@@ -221,7 +222,10 @@ def has_restarted(lock: Path) -> bool:
 
 
 def _born(pid: int) -> str | None:
-    """Return the boot and start time, which distinguish a process from others with the same number; None if the system has no /proc."""
+    """Return the boot id and the start time of a process, or None if the system has no /proc.
+
+    These values distinguish the process from other processes with the same id.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         # The program's name is in parentheses and may contain any character; field 22 is the start time in clock ticks.

@@ -1,4 +1,4 @@
-"""A model card that is created from a run's files: algorithm, settings, training curve and evaluation."""
+"""Creates a model card from the files of a run, with the algorithm, the settings, the training curve and the evaluation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 ROWS = 20
-"""Maximum number of rows of the curve on a card."""
+"""The maximum number of rows of the training curve on a card."""
 
 UNMEASURED = (
     "Not measured. Run `kapelle eval RUN` before the export to measure the team and, with the same "
@@ -32,25 +32,26 @@ UNMEASURED = (
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One policy of an export."""
+    """A policy in an export."""
 
     policy: str
     agents: Sequence[str]
     folder: str
-    """Path relative to the export; `.` if this is the only policy."""
+    """The folder of the policy, relative to the export, or `.` if this is the only policy."""
     base: str
     form: str
-    """`peft`, `hf` or `gguf-ready`."""
+    """The format of the policy, which is `peft`, `hf` or `gguf-ready`."""
     dtype: str
 
 
 def model_card(
     run: Path, step: int, policies: Sequence[Exported], licence: str | None = None, *, team: bool = False
 ) -> str:
-    """Return the card of a run's policies after `step` updates; text is escaped, and paths are reduced to their names.
+    """Return the model card for the policies of a run after `step` updates. Text is escaped, and paths are reduced to their names.
 
-    `licence` is the Hub's identifier of a licence (`apache-2.0`); the default is the licence on the base model's card,
-    if it has one. `team`: whether the export has a `team.yaml`, with which the whole team can be loaded.
+    The argument `licence` is the identifier of a licence on the Hub (such as `apache-2.0`). By default, the licence on
+    the card of the base model is used, if it has one. The argument `team` states whether the export has a `team.yaml`,
+    with which the whole team can be loaded.
     """
     settings = settings_of(run)
     name, algorithm = str(settings["name"]), str(settings["algorithm"]["name"])
@@ -135,7 +136,7 @@ def _metadata(
     evaluated: Sequence[Mapping[str, Any]],
     licence: str | None,
 ) -> str:
-    """Return the front matter, between two lines of dashes, which the Hub uses to find a model and show its results."""
+    """Return the front matter between two lines of dashes, which the Hub uses to find a model and to show its results."""
     from huggingface_hub import ModelCardData
 
     environment = settings["environment"]
@@ -162,7 +163,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def eval_results(rows: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
-    """Return the rates in evaluations (rows of `kapelle eval --json`) as the Hub's results on the split `test`."""
+    """Return the rates in evaluations (rows of `kapelle eval --json`) as results for the Hub, on the split `test`."""
     from huggingface_hub import EvalResult
 
     return [
@@ -181,7 +182,7 @@ def eval_results(rows: Sequence[Mapping[str, Any]]) -> list[EvalResult]:
 
 
 def licence_of(base: str) -> str | None:
-    """Return the licence on a base model's card in the Hub's cache, or None; sends no request."""
+    """Return the licence on the card of a base model in the local cache of the Hub, or None. No request is sent."""
     from huggingface_hub import ModelCard, try_to_load_from_cache
 
     card = try_to_load_from_cache(base, "README.md")
@@ -227,12 +228,12 @@ def _is_path(text: str) -> bool:
 
 
 def _place(text: str) -> str:
-    """Return the last component of a path on this machine; return other text unchanged."""
+    """Return the last component of a path on this machine. Other strings are returned unchanged."""
     return Path(text).name if _is_path(text) else text
 
 
 def _plain(text: object) -> str:
-    """Return text, on one line, that Markdown shows literally."""
+    """Return a string on one line, escaped so that Markdown shows it literally."""
     words = " ".join(str(text).split())
     for mark in "\\`*_[]<>|#":
         words = words.replace(mark, f"\\{mark}")
@@ -242,13 +243,13 @@ def _plain(text: object) -> str:
 # -------- Sending an export to a model hub with `huggingface_hub`: only with `--push`, and only the listed files.
 
 NEVER = ("*.partial", ".*", "**/.*", "kapelle.json", "**/kapelle.json")
-"""Files that are never sent."""
+"""The files that are never uploaded."""
 
 
 def check_push(repo: str, *, asking: bool = True) -> None:
-    """Raise ConfigError or EngineError, within seconds, if an export cannot be sent.
+    """Raise ConfigError or EngineError, within seconds, if an export cannot be uploaded.
 
-    Queries the hub with the token; if `asking` is False, only the name and the environment variables are checked.
+    The hub is queried with the token. If `asking` is False, only the name and the environment variables are checked.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -285,11 +286,11 @@ def check_push(repo: str, *, asking: bool = True) -> None:
 
 
 def push(folder: Path, repo: str, *, public: bool = False) -> str:
-    """Send a folder to a model repository, which is created if it does not exist, and return its address.
+    """Upload a folder to a model repository, which is created if it does not exist, and return the address of the repository.
 
-    The hub is `HF_ENDPOINT` or the public hub; the token is `HF_TOKEN` or the one stored by `hf auth login`. Raises
+    The hub is `HF_ENDPOINT` or the public hub. The token is `HF_TOKEN` or the token stored by `hf auth login`. Raises
     ConfigError if there is no token or the name is invalid, and EngineError if the hub cannot be reached or rejects the
-    request; both name the export's folder.
+    request. Both errors name the folder of the export.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError

@@ -1,8 +1,9 @@
-"""The best checkpoint of a run, and checkpoints by name: `RUN`, `RUN@best`, `RUN@12`.
+"""Finds the best checkpoint of a run, and checkpoints by name (`RUN`, `RUN@best` or `RUN@12`).
 
-The best checkpoint is determined from the run's files alone, so that it is correct after a kill or a rollback. It is
-the complete checkpoint of the step with the best value of a metric (the earliest step if several are tied). The value
-comes from the last evaluation at the step, or from the training step if no evaluation has the metric.
+The best checkpoint is determined only from the files of the run, so that it is correct after a kill or a rollback. The
+best checkpoint is the complete checkpoint of the step with the best value of a metric (the earliest step if several
+values are equal). The value is taken from the last evaluation at the step, or from the training step if no evaluation
+reports the metric.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BEST, NEWEST = "best", "latest"
 
 
 def values_of(run: Path, metric: str) -> dict[int, float]:
-    """Return the value of a metric at each step that has one; raises the reader's errors for damaged rows.
+    """Return the value of a metric at each step that has a value. Raises the errors of the reader for damaged rows.
 
     Examples of metric names are `success`, `reward/solver` and `success/PART`.
     """
@@ -53,7 +54,7 @@ def values_of(run: Path, metric: str) -> dict[int, float]:
 
 
 def best_checkpoint(run: Path, metric: str, *, lowest: bool) -> Path | None:
-    """Return the best complete checkpoint; None if no step with a checkpoint has the metric."""
+    """Return the best complete checkpoint, or None if no step with a checkpoint has a value of the metric."""
     values = values_of(run, metric)
     folders = [folder for folder in list_checkpoints(run / "checkpoints") if step_of(folder) in values]
     sign = 1.0 if lowest else -1.0
@@ -64,7 +65,7 @@ def best_checkpoint(run: Path, metric: str, *, lowest: bool) -> Path | None:
 
 
 def why_no_best(run: Path, metric: str) -> str:
-    """Return why a run has no best checkpoint by a metric, and suggest a similar metric name if there is one."""
+    """Return the reason why a run has no best checkpoint by a metric, and suggest a similar metric name if there is one."""
     rows = [*read_metrics(run)[-1:], *read_evaluations(run)[-1:]]
     known = [
         name
@@ -79,7 +80,7 @@ def why_no_best(run: Path, metric: str) -> str:
 
 
 def split_run(word: str) -> tuple[Path, str | None]:
-    """Return the run in `RUN@WHICH` and the checkpoint: `best`, a step, or None for the newest."""
+    """Split `RUN@WHICH` into the run and the checkpoint, which is `best`, a step, or None for the newest checkpoint."""
     run, mark, which = word.rpartition("@")
     if not mark or not run or Path(word).exists():
         return Path(word), None
@@ -95,9 +96,10 @@ def split_run(word: str) -> tuple[Path, str | None]:
 
 
 def named_checkpoint(run: Path, which: str | None) -> Path | None:
-    """Return the checkpoint that the second result of `split_run` names; None for the newest.
+    """Return the checkpoint that the second result of `split_run` specifies, or None for the newest checkpoint.
 
-    Raises ConfigError if the run keeps no best checkpoint, and CheckpointError if the step has no complete checkpoint.
+    Raises ConfigError if the run does not keep a best checkpoint, and CheckpointError if the step has no complete
+    checkpoint.
     """
     if which is None:
         return None
@@ -125,11 +127,11 @@ def named_checkpoint(run: Path, which: str | None) -> Path | None:
 
 
 NEAREST = 3
-"""Maximum number of checkpoints listed in a message."""
+"""The maximum number of checkpoints that are listed in a message."""
 
 
 def _nearest(run: Path, step: int) -> str:
-    """Return a sentence that lists the run's checkpoints nearest to a step."""
+    """Return a sentence that lists the checkpoints of a run that are nearest to a step."""
     kept = sorted({step_of(folder) or 0 for folder in list_checkpoints(run / "checkpoints")})
     if not kept:
         return " The run has no checkpoint yet."
@@ -143,7 +145,7 @@ def _nearest(run: Path, step: int) -> str:
 
 
 def resumed_run(word: str) -> Path:
-    """Return the run that `kapelle train --resume` continues; raises ConfigError if `word` is an older checkpoint."""
+    """Return the run that `kapelle train --resume` continues. Raises ConfigError if `word` is an older checkpoint."""
     run, which = split_run(word)
     if which is None or not is_run(run):
         return run if is_run(run) else Path(word)
@@ -170,15 +172,15 @@ def policy_folder(checkpoint: Path, policy: str) -> Path:
 
 
 def names_a_run(source: str) -> bool:
-    """Return whether a source of weights is a run: `RUN`, `RUN@best` or `RUN@STEP`."""
+    """Return whether a source of weights is a run, written as `RUN`, `RUN@best` or `RUN@STEP`."""
     return is_run(split_run(source)[0])
 
 
 def weights_of(policy: str, source: str, setting: str) -> Path:
-    """Return the folder with a policy's weights; `source` is a run, one of its checkpoints, an adapter or a model.
+    """Return the folder with the weights of a policy. The argument `source` is a run, one of its checkpoints, an adapter or a model.
 
-    In a checkpoint, this is the policy of the same name, or the only policy. Raises ConfigError or CheckpointError,
-    which name the `setting`, for a source without weights.
+    In a checkpoint, the folder is that of the policy with the same name, or of the only policy. Raises ConfigError or
+    CheckpointError, which name the `setting`, for a source without weights.
     """
     place, which = split_run(source)
     if is_run(place):
@@ -225,9 +227,10 @@ def check_start(
     models: Mapping[str, Outline],
     verifiers: Mapping[str, str],
 ) -> None:
-    """Check the folders of starting weights by policy, and of verifiers by critic, before a model is loaded.
+    """Check the folders of initial weights by policy and the folders of verifiers by critic, before a model is loaded.
 
-    `models` are the outlines of the team's base models. Raises ConfigError or ModelError for the first problem.
+    The argument `models` contains the outlines of the team's base models. Raises ConfigError or ModelError for the
+    first problem.
     """
     for name, folder in folders.items():
         if name not in team.trained:
@@ -243,10 +246,10 @@ def check_start(
 
 
 def check_verifier(folder: Path, least_auc: float) -> None:
-    """Raise ConfigError unless a verifier's folder records sufficient accuracy on held-out answers.
+    """Raise ConfigError unless the folder of a verifier records sufficient accuracy on held-out answers.
 
-    The AUC within questions must be at least `least_auc`, and its 95 % interval must be above ½. `training/held_out.py`
-    explains the measurement, and why answers are compared within questions.
+    The AUC within questions must be at least `least_auc`, and the 95 % interval of the AUC must be above ½. The module
+    `training/held_out.py` explains the measurement, and why answers are compared within questions.
     """
     try:
         found = json.loads((folder / "verifier.json").read_text("utf-8"))["held_out"]

@@ -1,14 +1,14 @@
-"""A log for each rank of a distributed run: `<run>/ranks/0003.log`, text with a time on every line.
+"""Writes a log for each rank of a distributed run to `<run>/ranks/0003.log`, as text with a time on every line.
 
     2026-11-26 11:02:07.512 rank 3 of 8 on node1, process 4711: kapelle 0.1.0, python 3.12.3, torch 2.13.0, …
     2026-11-26 11:02:07.514 NCCL_SOCKET_IFNAME=eth0
     2026-11-26 11:03:30.108 step 12, rollout
     2026-11-26 11:03:41.733 step 12 took 14.21 s (generate 11.02, update 2.91); waited 3.40 s for other ranks: tokens 3.11, sums 0.29
 
-The rank that waits least is the one that the other ranks wait for. An error and its traceback are in the log of the
-rank that raised it; a crash inside a library writes the stacks of all threads. `kill -USR1 PROCESS` writes the stacks
-of a running rank, which shows where it hangs. A resumed run appends to its logs. A log that cannot be written does not
-stop the run.
+The rank that waits the least is the rank for which the other ranks wait. An error and its traceback are in the log of
+the rank that raised the error. A crash inside a library writes the stacks of all threads. The command `kill -USR1
+PROCESS` writes the stacks of a running rank, which shows where the rank hangs. A resumed run appends to its existing
+logs. If a log cannot be written, the run continues.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kapelle.runtime.process_tree import RANK_LOG
 from kapelle.runtime.ranks import Ranks
 
 FOLDER = "ranks"
-"""The folder of the logs in the run directory."""
+"""The name of the folder of the logs in the run directory."""
 PACKAGES = ("kapelle", "torch", "transformers")
 _TELLING = (
     "NCCL_",
@@ -44,24 +44,27 @@ _TELLING = (
     "KAPELLE_STALLED_AFTER",
     "KAPELLE_STOP_WITHIN",
 )
-"""Prefixes of the environment variables that affect how ranks communicate."""
+"""The prefixes of the environment variables that affect how ranks communicate."""
 
 
 def telling_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables on which communication between ranks depends, without secrets."""
+    """Return the environment variables that affect how ranks communicate, without secrets."""
     return {
         name: without_secrets(value) for name, value in sorted(environ.items()) if name.startswith(_TELLING)
     }
 
 
 def log_path(run: Path, rank: int) -> Path:
-    """Return the path of a rank's log in a run directory."""
+    """Return the path of the log of a rank in a run directory."""
     return run / FOLDER / f"{rank:04}.log"
 
 
 @contextmanager
 def rank_log(run: Path, ranks: Ranks) -> Iterator[None]:
-    """Write this rank's log inside the block; a single process has no log. The run directory must exist."""
+    """Return a context manager that writes the log of this rank inside the block.
+
+    A single process has no log. The run directory must exist.
+    """
     if ranks.size == 1:
         yield
         return
@@ -81,7 +84,7 @@ def rank_log(run: Path, ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """Write this rank's messages and warnings, the logs of libraries, and the stacks of a crash to a file."""
+    """Write the messages and warnings of this rank, the logs of libraries, and the stacks of a crash to a file."""
     handler = _RankFile(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", "%Y-%m-%d %H:%M:%S"))
     root, showwarning = logging.getLogger(), warnings.showwarning
@@ -108,13 +111,13 @@ def _written(path: Path) -> Iterator[None]:
 
 
 class _RankFile(logging.FileHandler):
-    """A log file without control characters; write failures (a full disk) are ignored."""
+    """A handler for a log file without control characters. Failures to write (such as a full disk) are ignored."""
 
     def format(self, record: logging.LogRecord) -> str:
         return cleaned(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record; also print a library's warning if no other handler of this process would print it."""
+        """Write a record. A warning of a library is also printed if no other handler of this process would print it."""
         super().emit(record)
         last = logging.lastResort
         alone = logging.getLogger().handlers == [self] and record.name != RANK_LOG.name
@@ -122,9 +125,9 @@ class _RankFile(logging.FileHandler):
             last.handle(record)
 
     def close(self) -> None:
-        """Close the file; lines that cannot be written to a full disk are lost."""
+        """Close the file. Lines that cannot be written because the disk is full are lost."""
         with suppress(OSError):
             super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """Ignore the failure."""
+        """Ignore a failure to write a record."""

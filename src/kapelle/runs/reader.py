@@ -1,4 +1,4 @@
-"""Reading a run directory; `writer` documents its files."""
+"""Reads a run directory; the files are documented in `writer`."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a run is doing, or how it ended."""
+    """The current activity of a run, or how the run ended."""
 
     state: State
     phase: str
-    """The phase of the loop: `rollout`, `update`, `evaluate`, …"""
+    """The phase of the training loop, such as `rollout`, `update` or `evaluate`."""
     step: int
     pid: int
     host: str
     started: str
-    """When this process took over the run, ISO 8601 in UTC."""
+    """The time in UTC at which this process took over the run, in ISO 8601 format."""
     updated: str
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder holds a run, even without its file `lock`."""
+    """Return whether a folder holds a run, even if the file `lock` is missing."""
     known = ("lock", "metrics.jsonl")
     return (path / "config.yaml").is_file() and any((path / name).is_file() for name in known)
 
@@ -64,7 +64,7 @@ def episode_folder(run: Path, split: Split) -> Path:
 
 
 def tag_hint(word: Path) -> str:
-    """Return a hint if `RUN@STEP` or a folder inside a run was given instead of a run; empty for other paths."""
+    """Return a hint if `RUN@STEP` or a folder inside a run was given in place of a run, or an empty string for other paths."""
     run, mark, which = str(word).rpartition("@")
     if mark and is_run(Path(run)):
         return (
@@ -84,7 +84,7 @@ def tag_hint(word: Path) -> str:
 
 
 def read_config(run: Path) -> str:
-    """Return the text of the resolved config; raises RunDirectoryError if there is no run."""
+    """Return the resolved config as a string. Raises RunDirectoryError if there is no run."""
     if not is_run(run):
         raise RunDirectoryError(
             "There is no kapelle run at "
@@ -99,7 +99,7 @@ def read_config(run: Path) -> str:
 
 
 def read_provenance(run: Path) -> dict[str, Json]:
-    """Return the source of each value in the config; raises RunDirectoryError for a damaged or unreadable file."""
+    """Return the source of each value in the config. Raises RunDirectoryError for a damaged or unreadable file."""
     path = run / "provenance.json"
     try:
         found = {str(key): value for key, value in json.loads(_bytes(path)).items()}
@@ -110,7 +110,7 @@ def read_provenance(run: Path) -> dict[str, Json]:
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:
-    """Return a record of each start and resume, oldest first (see `training.provenance`); empty without a record."""
+    """Return a record of each start and resume, oldest first (see `training.provenance`), or an empty list if there is no record."""
     try:
         found = json.loads(plain_bytes(run / "provenance.json"))[STARTS]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -120,14 +120,14 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
 
 
 def read_excluded(run: Path) -> list[str]:
-    """Return messages about how many tasks and rows the last start excluded, and why."""
+    """Return messages about the number of tasks and rows that the last start excluded, and the reasons."""
     starts = read_starts(run)
     found = starts[-1].get("excluded") if starts else None
     return [line for line in found if isinstance(line, str)] if isinstance(found, list) else []
 
 
 def planned_steps(run: Path, config: RunConfig) -> int:
-    """Return the number of steps of a run: from its settings, or as computed from `training.epochs`."""
+    """Return the number of steps of a run, which is set in its settings or computed from `training.epochs`."""
     if config.training.epochs is None or not is_run(run):
         return config.training.steps
     from kapelle.settings.overlays import (
@@ -139,7 +139,7 @@ def planned_steps(run: Path, config: RunConfig) -> int:
 
 
 def read_status(run: Path) -> Status:
-    """Return the state of a run; `killed` if its process on this host has ended without recording why.
+    """Return the status of a run. The state is `killed` if its process on this host has ended without recording the reason.
 
     Raises RunDirectoryError for a damaged or unreadable file.
     """
@@ -166,12 +166,12 @@ def read_status(run: Path) -> Status:
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
-    """Return the rows of all steps, each with its `step`, in the order of training; raises DataError for a damaged row."""
+    """Return the rows of all steps, each with its `step`, in the order of training. Raises DataError for a damaged row."""
     return list(_rows(run / "metrics.jsonl", metrics_fault))
 
 
 def read_evaluations(run: Path) -> list[dict[str, Json]]:
-    """Return the rows of all evaluations, each with its `step`; raises DataError for a damaged row."""
+    """Return the rows of all evaluations, each with its `step`. Raises DataError for a damaged row."""
     return list(_rows(run / "evaluations.jsonl", evaluation_fault))
 
 
@@ -181,19 +181,19 @@ def episode_steps(run: Path, split: Split = "train") -> list[int]:
 
 
 def last_episode_step(run: Path, split: Split = "train") -> int:
-    """Return the last step with recorded episodes, or -1 if there is none."""
+    """Return the last step with recorded episodes, or -1 if there is no such step."""
     return last_step(episode_folder(run, split))
 
 
 WHOLE = 1 << 30
-"""Maximum number of bytes of a step's rows that are read at once."""
+"""The maximum number of bytes of a step's rows that are read at once."""
 
 
 def read_groups(run: Path, step: int, split: Split = "train") -> list[Group]:
-    """Return the groups of one step as they were recorded; raises RunDirectoryError if there are none.
+    """Return the groups of one step as they were recorded. Raises RunDirectoryError if there are none.
 
-    Raises DataError for damage, and for a step of more than `WHOLE` bytes; for such a step, use `read_episodes`, which
-    yields episodes one by one.
+    Raises DataError for damaged episodes, and for a step of more than `WHOLE` bytes. For such a step, use
+    `read_episodes`, which yields the episodes one by one.
     """
     stored = _stored(run, step, split)
     if stored.size > WHOLE:
@@ -206,7 +206,10 @@ def read_groups(run: Path, step: int, split: Split = "train") -> list[Group]:
 
 
 def _stored(run: Path, step: int, split: Split) -> Stored:
-    """Return where a step's episodes are; raises DataError if they differ from the record, and RunDirectoryError if there are none."""
+    """Return the location of the episodes of a step.
+
+    Raises DataError if the episodes differ from the record, and RunDirectoryError if there are none.
+    """
     stored = stored_step(episode_folder(run, split), step)
     check_step(run, f"episodes/{split}", step, stored)
     if stored is None:
@@ -215,7 +218,7 @@ def _stored(run: Path, step: int, split: Split) -> Stored:
 
 
 def read_episodes(run: Path, step: int | None = None, split: Split = "train") -> Iterator[Episode]:
-    """Yield the episodes of one step, or of all steps in order; raises DataError for damaged episodes."""
+    """Yield the episodes of one step, or of all steps in order. Raises DataError for damaged episodes."""
     folder = episode_folder(run, split)
     if step is None:
         check_damage(folder)
@@ -235,7 +238,7 @@ def read_episodes(run: Path, step: int | None = None, split: Split = "train") ->
 
 
 def read_lines(run: Path, step: int, lines: Collection[int], split: Split = "train") -> list[Group]:
-    """Return the groups of a step with only the episodes on the given lines, counted from 0."""
+    """Return the groups of a step, limited to the episodes on the given lines (counted from 0)."""
     stored = stored_step(episode_folder(run, split), step)
     if stored is None:
         raise RunDirectoryError(f"{run} has no {split} episodes of step {step}.")
@@ -246,29 +249,30 @@ def read_lines(run: Path, step: int, lines: Collection[int], split: Split = "tra
 
 
 def read_image(run: Path, name: str) -> bytes:
-    """Return the bytes of an image that prompts contain; empty if its file is missing."""
+    """Return the bytes of an image that occurs in prompts, or empty bytes if the file of the image is missing."""
     with suppress(FileNotFoundError):
         return (run / "images" / name).read_bytes()
     return b""
 
 
 def read_latest(run: Path) -> Path | None:
-    """Return the newest complete checkpoint, or None if there is none yet; reads all of its content.
+    """Return the newest complete checkpoint, or None if there is none yet. The whole content of the checkpoint is read.
 
-    The file `latest` is not used: it is outdated if the run was killed between a save and the next write of that file.
+    The file `latest` is not used, because it is outdated if the run was killed after a save and before `latest` was
+    updated.
     """
     return newest_valid(run / "checkpoints").folder
 
 
 def saved_steps(run: Path) -> int:
-    """Return the step of the newest checkpoint, or 0 if there is none yet; checks only its manifest and the sizes of its files."""
+    """Return the step of the newest checkpoint, or 0 if there is none yet. Only its manifest and the sizes of its files are checked."""
     newest = newest_listed(run / "checkpoints")
     return (None if newest is None else step_of(newest)) or 0
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Raise errors about a file's rows as a DataError that names the file."""
+    """Convert errors about the rows of a file inside the block to a DataError that names the file."""
     try:
         yield
     except (DataError, KeyError, TypeError, AttributeError) as error:
@@ -320,7 +324,7 @@ def metrics_fault(row: Mapping[str, Json]) -> str | None:
 
 
 def evaluation_fault(row: Mapping[str, Json]) -> str | None:
-    """Return what is wrong with an evaluation's row, or None if it is valid."""
+    """Return what is wrong with the row of an evaluation, or None if it is valid."""
     try:
         _form_of_evaluations().validate_python(row, strict=True)
     except ValidationError as error:
@@ -349,7 +353,7 @@ Ends = Annotated[list[float], Field(min_length=2, max_length=2)] | None
 
 
 class _EvaluationRow(TypedDict):
-    """A row of `evaluations.jsonl`."""
+    """The form of a row of `evaluations.jsonl`."""
 
     step: Count
     problems: Count
@@ -373,6 +377,6 @@ def _form_of_evaluations() -> TypeAdapter[_EvaluationRow]:
 
 
 STARTS = "starts"
-"""A key of `provenance.json` that is not a setting."""
+"""A key in `provenance.json` that is not a setting."""
 
 State = Literal["running", "finished", "interrupted", "failed", "killed"]

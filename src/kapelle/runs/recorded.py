@@ -1,12 +1,13 @@
-"""What a run has recorded by step, and whether all of it still exists.
+"""Records what a run has written for each step, and checks whether all of it still exists.
 
     recorded.jsonl     a row for each step of a folder, appended after its rows are written:
                        {"step": 12, "folder": "episodes/train", "rows": 64, "sha256": …, "frames": …}
     forgotten.json     for each folder, the step before which the run itself may have deleted episodes
 
-`sha256` is the digest of the lines. `frames` is the digest of the descriptions of the compressed frames that hold them
-(their positions in the step, sizes and checksums), so that a step can be compared without decompressing it. The row is
-appended last: the step that a killed process was writing has no row, and is not reported as missing.
+The field `sha256` is the digest of the lines. The lines are stored in compressed frames. The field `frames` is the
+digest of the descriptions of these frames (their positions in the step, sizes and checksums), so that a step can be
+compared without decompressing it. The row is appended last. Therefore, a step that was being written by a killed
+process has no row, and is not reported as missing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FORGOTTEN = "forgotten.json"
 FOLDERS = ("episodes/train", "episodes/test", "traces")
 _CONTENTS = {"episodes/train": "episodes", "episodes/test": "test episodes", "traces": "traces"}
 _STEP = re.compile(rb'\{"step": (\d{1,12})[,}]')
-"""The start of a row of metrics, which holds its step."""
+"""A regular expression for the start of a row of metrics, which contains the step."""
 MISSING = "are missing"
 CUT = "have lost rows"
 REPLACED = "differ from what the run recorded"
@@ -51,17 +52,17 @@ UNREADABLE = "are damaged"
 
 @dataclass(frozen=True, slots=True)
 class LostRows:
-    """A step with rows that differ from the record."""
+    """A step whose rows differ from the record."""
 
     folder: str
     step: int
     fault: str
-    """What is wrong: a phrase that follows a plural noun."""
+    """What is wrong with the rows, as a phrase that follows a plural noun."""
     file: Path | None = None
 
 
 def described(folder: str, content: bytes, data: bytes) -> dict[str, Json]:
-    """Return the row of `recorded.jsonl` for a step's lines and the frames that hold them, without the step."""
+    """Return the row of `recorded.jsonl` for the lines of a step and the frames in which they are stored, without the step."""
     return {
         "folder": folder,
         "rows": content.count(b"\n"),
@@ -73,8 +74,8 @@ def described(folder: str, content: bytes, data: bytes) -> dict[str, Json]:
 def losses(run: Path, folder: str, counted: int | None = None, *, contents: bool = False) -> list[LostRows]:
     """Return the recorded steps of a folder that are missing, incomplete, replaced or stored twice.
 
-    With `counted`, only this number of bytes of the record is compared. Frames are compared by their descriptions; with
-    `contents`, all bytes are also compared with their checksums.
+    If `counted` is given, only this number of bytes of the record is compared. Frames are compared by their
+    descriptions. If `contents` is true, all bytes are also compared with their checksums.
     """
     rows = _rows_of(run, folder, counted)
     # The files are read after the record, so that everything in the record exists by then, even while the run continues.
@@ -122,7 +123,7 @@ def _fault(stored: Stored, row: Mapping[str, Any], *, contents: bool) -> str | N
 
 
 def check_step(run: Path, folder: str, step: int, stored: Stored | None) -> None:
-    """Raise DataError if a step was recorded and `stored` does not hold its rows."""
+    """Raise DataError if a step was recorded and `stored` does not contain its rows."""
     row = _rows_of(run, folder).get(step)
     if row is None or (stored is None and step < forgotten(run).get(folder, -1)):
         return
@@ -133,7 +134,7 @@ def check_step(run: Path, folder: str, step: int, stored: Stored | None) -> None
 
 
 def all_losses(run: Path, *, contents: bool = False) -> list[str]:
-    """Return a line for everything in a run's record that is lost or changed; empty for an intact run."""
+    """Return a line for everything in the record of a run that is lost or changed. The result is empty for an intact run."""
     # Steps that have a row of metrics; `read_metrics` reports damaged rows.
     steps: list[int] = []
     with suppress(OSError):
@@ -160,10 +161,10 @@ def all_losses(run: Path, *, contents: bool = False) -> list[str]:
 
 
 def check_recorded(run: Path, positions: Mapping[str, int]) -> list[str]:
-    """Raise RunDirectoryError if rows that a checkpoint counts differ from what was recorded.
+    """Raise RunDirectoryError if the rows that a checkpoint counts differ from the record.
 
-    A folder without any files is assumed to be emptied on purpose: its missing steps are returned as lines, and
-    training may continue.
+    A folder without any files is assumed to have been emptied on purpose. The missing steps of such a folder are
+    returned as lines, and training may continue.
     """
     remarks: list[str] = []
     wrong: list[str] = []
@@ -190,7 +191,7 @@ def check_recorded(run: Path, positions: Mapping[str, int]) -> list[str]:
 
 
 def as_lines(found: Sequence[LostRows]) -> list[str]:
-    """Return a line for each folder and fault, with its steps and files."""
+    """Return a line for each folder and each kind of problem, with the affected steps and files."""
     kinds: dict[tuple[str, str], list[LostRows]] = {}
     for loss in found:
         kinds.setdefault((loss.folder, loss.fault), []).append(loss)
@@ -227,7 +228,7 @@ _Record = tuple[Mapping[str, Mapping[int, Mapping[str, Any]]], Sequence[int]]
 
 
 def _record(run: Path, counted: int | None = None) -> _Record:
-    """Return what a run has recorded by folder and step, and the numbers of damaged lines."""
+    """Return what a run has recorded by folder and step, and the numbers of the damaged lines."""
     path = run / RECORDED
     try:
         with reading(path, missing=True):
@@ -257,7 +258,7 @@ def _parsed(path: Path, counted: int | None, _version: tuple[int, ...]) -> _Reco
 
 
 def _steps(steps: Sequence[int]) -> str:
-    """Return `step 4`, or `steps 1 to 3, 7 and 9 to 12`."""
+    """Format a list of steps, for example as `step 4` or as `steps 1 to 3, 7 and 9 to 12`."""
     ranges: list[list[int]] = []
     for step in sorted(set(steps)):
         if ranges and step == ranges[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Going back to an earlier checkpoint of a run: everything later is moved aside, never deleted.
+"""Rolls a run back to an earlier checkpoint. Everything after the checkpoint is moved to another folder and never deleted.
 
     <run>/rolled-back/20261122-015208-to-12/
       checkpoints/00000015/      later checkpoints
@@ -7,9 +7,10 @@
       stages/02-ppo/             stages that had started from this one
       rollback.json              written last: time, step, and what was moved
 
-A run after a rollback equals a run that was stopped right after that checkpoint was saved. Everything is copied before
-anything is removed. The newest checkpoint is moved first, and rows are removed last. If the command is killed at any
-time, the run can still be resumed from one of its checkpoints, and running the command again finishes the rollback.
+After a rollback, a run is equal to a run that was stopped immediately after the checkpoint was saved. Everything is
+copied before anything is removed. The newest checkpoint is moved first, and rows are removed last. If the command is
+killed at any time, the run can still be resumed from one of its checkpoints. The rollback is finished when the command
+is run again.
 """
 
 from __future__ import annotations
@@ -38,40 +39,40 @@ from kapelle.runs.writer import TABLES, RunDirectory, last_counted
 from kapelle.runtime.files import flush, replace_file, step_of, writing
 
 ASIDE = "rolled-back"
-"""The folder in a run for the files that rollbacks have moved."""
+"""The name of the folder in a run that contains the files moved by rollbacks."""
 DONE = "rollback.json"
 _STAGE = re.compile(r"(\d\d+)-\w+")
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackPlan:
-    """What a rollback moves."""
+    """The plan of a rollback, which lists everything that the rollback moves."""
 
     run: Path
     step: int
     to: Path
-    """The checkpoint that becomes the newest."""
+    """The checkpoint that is the newest one after the rollback."""
     aside: Path
-    """The folder to which everything after that checkpoint is moved."""
+    """The folder to which everything after the checkpoint is moved."""
     positions: Mapping[str, int]
     checkpoints: tuple[Path, ...]
     rows: Mapping[str, int]
-    """Table → number of rows after the checkpoint."""
+    """Mapping from a table to the number of rows after the checkpoint."""
     episodes: tuple[LaterRows, ...]
-    """Parts of the episode and trace files."""
+    """The parts of the episode and trace files after the checkpoint."""
     stages: tuple[Path, ...]
-    """Later stages of the same recipe."""
+    """The later stages of the same recipe."""
     unfinished: bool
-    """Whether a killed rollback to this step must be finished."""
+    """Whether a rollback to this step was killed and must be finished."""
 
     @property
     def nothing(self) -> bool:
-        """Whether the run is already at that step."""
+        """Whether the run is already at the step, so that there is nothing to move."""
         moved = self.checkpoints or self.episodes or self.stages or any(self.rows.values())
         return not moved and not self.unfinished
 
     def row(self) -> dict[str, Any]:
-        """Return the plan as JSON."""
+        """Return the plan as plain JSON values."""
         return {
             "run": str(self.run),
             "step": self.step,
@@ -85,10 +86,10 @@ class RollbackPlan:
 
 
 def plan_rollback(run: Path, step: int) -> RollbackPlan:
-    """Return what a rollback to the checkpoint of `step` would move; changes nothing.
+    """Return what a rollback to the checkpoint of `step` would move, without changing anything.
 
-    Raises a CheckpointError that names the usable checkpoints if this checkpoint is missing or damaged, and
-    RunDirectoryError for a folder that is not a run.
+    Raises CheckpointError if this checkpoint is missing or damaged, with a message that lists the usable checkpoints.
+    Raises RunDirectoryError for a folder that is not a run.
     """
     _check_run(run)
     folders = list_checkpoints(run / "checkpoints")
@@ -135,7 +136,7 @@ def plan_rollback(run: Path, step: int) -> RollbackPlan:
 def _can_continue(
     place: Path, run: Path, rows: Mapping[str, bytes], folders: Sequence[Path], episodes: Sequence[LaterRows]
 ) -> bool:
-    """Return whether a killed rollback can be finished: the run still holds everything that it has copied."""
+    """Return whether a killed rollback can be finished, which requires that the run still holds everything that was copied."""
     taken = [place / ("stages" if _STAGE.fullmatch(f.name) else "checkpoints") / f.name for f in folders]
     kept = [(place / table, content) for table, content in rows.items() if content]
     aside = [(place / _aside_of(part).relative_to(run), part) for part in episodes]
@@ -151,9 +152,10 @@ def _can_continue(
 
 
 def roll_back(run: Path, step: int) -> RollbackPlan:
-    """Go back to the checkpoint of `step` and return what was moved; does nothing if the run is already there.
+    """Roll the run back to the checkpoint of `step` and return what was moved. If the run is already at this step, nothing is done.
 
-    Raises the errors of `plan_rollback`, and RunDirectoryError while a trainer holds the run or one of its later stages.
+    Raises the errors of `plan_rollback`, and RunDirectoryError while a trainer holds the run or one of its later
+    stages.
     """
     _check_run(run)
     with ExitStack() as held:
@@ -184,7 +186,7 @@ def roll_back(run: Path, step: int) -> RollbackPlan:
 
 
 def fault_of(folder: Path) -> str | None:
-    """Return why training cannot continue from a checkpoint, or None if it can; reads all of its content."""
+    """Return the reason why training cannot continue from a checkpoint, or None if it can. The whole content of the checkpoint is read."""
     try:
         verify(folder)
         wrong = checkpoint.poison_in(folder)
@@ -205,7 +207,7 @@ def _check_run(run: Path) -> None:
 
 
 def _usable(run: Path, folders: Sequence[Path], step: int) -> Path:
-    """Return the newest usable checkpoint of a step; raises CheckpointError if there is none."""
+    """Return the newest usable checkpoint of a step. Raises CheckpointError if there is none."""
     faults = {folder: fault_of(folder) for folder in folders if step_of(folder) == step}
     usable = [folder for folder, fault in faults.items() if fault is None]
     if usable:

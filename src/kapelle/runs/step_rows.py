@@ -1,4 +1,4 @@
-"""JSON rows by step in a folder of a run: how episodes and traces are compressed, written, found, read and removed.
+"""Stores JSON rows by step in a folder of a run. This module compresses, writes, finds, reads and removes episodes and traces.
 
 A file such as `00000012.jsonl.zst` holds the rows of several steps, of which step 12 is the first.
 
@@ -35,20 +35,21 @@ from kapelle.runtime.files import check_plain, replace_file, write_all
 # the next description, and report it in `Packed.fault`.
 
 FRAME = 1 << 20
-"""A frame ends after approximately this many bytes of lines."""
+"""The approximate number of bytes of lines after which a frame ends."""
 LARGEST = 256 << 20
-"""Maximum decompressed size of a frame in bytes; such a frame holds one row. A larger frame is treated as a decompression bomb."""
+"""The maximum decompressed size of a frame in bytes. A frame of this size holds a single row. A larger frame is treated as a
+decompression bomb."""
 LAST_STEP = 10**12
-"""Every step is smaller than this, because file names have twelve digits."""
+"""An upper bound for steps. Every step is smaller than this number, because file names have twelve digits."""
 LEVEL = 6
-"""Compression level."""
+"""The compression level."""
 _SKIPPABLE = struct.Struct("<II")
 _MAGIC = 0x184D2A5E
 _ABOUT = struct.Struct("<4sQIIIIII")
 _CHECK = struct.Struct("<I")
 _TAG = b"kpl1"
 _SEARCHES = 100
-"""Number of damaged places after which the rest of a file is skipped."""
+"""The number of damaged places after which the rest of a file is skipped."""
 _HEAD = _SKIPPABLE.size + _ABOUT.size + _CHECK.size
 _BEGIN = _SKIPPABLE.pack(_MAGIC, _ABOUT.size + _CHECK.size) + _TAG
 
@@ -59,49 +60,49 @@ class Frame:
 
     step: int
     first: int
-    """Number of its first row in the step, from 0."""
+    """The index of the first row of the frame in its step, from 0."""
     rows: int
     total: int
-    """Number of rows of the whole step."""
+    """The number of rows of the whole step."""
     unpacked: int
-    """Size of the lines in bytes."""
+    """The size of the uncompressed lines in bytes."""
     packed: int
-    """Size in the file in bytes, without the description."""
+    """The size of the frame in the file in bytes, without its description."""
     crc: int
-    """CRC-32 of the packed bytes."""
+    """The CRC-32 checksum of the compressed bytes."""
     offset: int
-    """Where the packed bytes begin in the file."""
+    """The position in the file at which the compressed bytes begin."""
 
     @property
     def start(self) -> int:
-        """Where the description begins."""
+        """The position in the file at which the description of the frame begins."""
         return self.offset - _HEAD
 
     @property
     def end(self) -> int:
-        """Where the next frame begins."""
+        """The position in the file at which the next frame begins."""
         return self.offset + self.packed
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What a file holds, according to its descriptions."""
+    """The content of a file according to the descriptions of its frames."""
 
     frames: tuple[Frame, ...]
     """All frames, in the order of the file."""
     steps: dict[int, tuple[Frame, ...]]
     """The frames of every complete step."""
     fault: str | None
-    """Where the file is damaged; None if it is intact, or ends with rows that are being written."""
+    """The position at which the file is damaged, or None if the file is intact or ends with rows that are still being written."""
 
     @property
     def end(self) -> int:
-        """Where the last frame ends."""
+        """The position in the file at which the last frame ends."""
         return self.frames[-1].end if self.frames else 0
 
 
 def pack(step: int, lines: Sequence[bytes]) -> bytes:
-    """Return the frames for a step's lines, each of which ends with a newline; raises DataError for a line that is too large."""
+    """Return the frames for the lines of a step, each of which must end with a newline. Raises DataError for a line that is too large."""
     import zstandard
 
     compressor = zstandard.ZstdCompressor(level=LEVEL)
@@ -128,7 +129,7 @@ def pack(step: int, lines: Sequence[bytes]) -> bytes:
 
 
 def known_scan(path: Path) -> Packed:
-    """Return the cached value of `scan`; rescans when the file has changed."""
+    """Return the cached result of `scan`. The file is scanned again if it has changed."""
     about = path.stat()
     return _scan_version(path, about.st_ino, about.st_size, about.st_mtime_ns)
 
@@ -139,7 +140,7 @@ def _scan_version(path: Path, *_version: int) -> Packed:
 
 
 def scan(path: Path) -> Packed:
-    """Return what a file holds, from its descriptions alone; raises OSError if it cannot be read."""
+    """Return the content of a file according to the descriptions of its frames. Raises OSError if the file cannot be read."""
     about = path.stat()
     check_plain(path, about.st_mode)
     size = about.st_size
@@ -172,7 +173,7 @@ def scan(path: Path) -> Packed:
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    """Return the frames in bytes that `pack` has written."""
+    """Return the frames in bytes that were created by `pack`."""
     found: list[Frame] = []
     while len(data) > (at := found[-1].end if found else 0):
         frame = _described(data[at : at + _HEAD], at)
@@ -204,7 +205,7 @@ def _whole(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def unpack(path: Path, frame: Frame) -> list[bytes]:
-    """Return the lines of a frame, without their newlines; raises DataError for damage, and OSError if the file cannot be read."""
+    """Return the lines of a frame, without their newlines. Raises DataError for a damaged frame, and OSError if the file cannot be read."""
     import zstandard
 
     with path.open("rb") as file:
@@ -244,26 +245,29 @@ _NAME = re.compile(r"([0-9]{1,12})\.jsonl\.zst")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where the rows of a step are."""
+    """The location of the stored rows of one step."""
 
     step: int
     file: Path
     frames: tuple[Frame, ...]
-    """Frames in the file, in order."""
+    """The frames of the step in the file, in order."""
 
     @property
     def size(self) -> int:
-        """Decompressed size of the rows in bytes, according to the descriptions."""
+        """The decompressed size of the rows in bytes, according to the descriptions of the frames."""
         return sum(frame.unpacked for frame in self.frames)
 
 
 def first_step(file: Path) -> int:
-    """Return the step that a file is named after."""
+    """Return the step that is contained in the name of a file."""
     return int(file.name.partition(".")[0])
 
 
 def packed_files(folder: Path) -> list[Path]:
-    """Return a folder's files, ordered by first step; empty if there is no folder. Raises OSError if it cannot be read."""
+    """Return the files of a folder, ordered by their first step, or an empty list if there is no folder.
+
+    Raises OSError if the folder cannot be read.
+    """
     try:
         return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=first_step)
     except (FileNotFoundError, NotADirectoryError):
@@ -271,7 +275,10 @@ def packed_files(folder: Path) -> list[Path]:
 
 
 def stored_steps(folder: Path) -> dict[int, Stored]:
-    """Return where the rows of each step are, in ascending order, except those in files that are damaged or cannot be read."""
+    """Return the location of the rows of each step, in ascending order.
+
+    Steps in files that are damaged or cannot be read are omitted.
+    """
     found: dict[int, Stored] = {}
     with suppress(OSError):
         for path in packed_files(folder):
@@ -286,7 +293,10 @@ def whole_steps(path: Path, packed: Packed) -> dict[int, Stored]:
 
 
 def last_step(folder: Path) -> int:
-    """Return the last complete step, or -1 if there is none, without the cache; raises RunDirectoryError if a file cannot be read."""
+    """Return the last complete step, or -1 if there is none, without using the cache.
+
+    Raises RunDirectoryError if a file cannot be read.
+    """
     with reading(folder):
         for path in reversed(packed_files(folder)):
             if steps := scan(path).steps:
@@ -295,9 +305,10 @@ def last_step(folder: Path) -> int:
 
 
 def stored_step(folder: Path, step: int) -> Stored | None:
-    """Return where the rows of a step are; None if they are not recorded.
+    """Return the location of the rows of a step, or None if the step is not recorded.
 
-    Raises DataError if they are missing and a damaged file may have held them, and RunDirectoryError if that file cannot be read.
+    Raises DataError if the rows are missing and a damaged file may have held them, and RunDirectoryError if a file
+    cannot be read.
     """
     fault = None
     with reading(folder):
@@ -315,7 +326,7 @@ def stored_step(folder: Path, step: int) -> Stored | None:
 
 
 def check_damage(folder: Path) -> None:
-    """Raise DataError for a file that has lost rows to damage, and RunDirectoryError for a file that cannot be read."""
+    """Raise DataError for a file that has lost rows because of damage, and RunDirectoryError for a file that cannot be read."""
     with reading(folder):
         for path in packed_files(folder):
             fault = scan(path).fault
@@ -342,8 +353,8 @@ def damaged(folder: Path) -> list[str]:
 def lines_of(stored: Stored, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
     """Yield the lines of a step from row `start` up to, but not including, row `stop`, without their newlines.
 
-    Decompresses only the frames that hold them, one after another. Raises DataError for damage, and RunDirectoryError
-    if the file cannot be read.
+    Only the frames that contain these rows are decompressed, one after another. Raises DataError for damaged frames,
+    and RunDirectoryError if the file cannot be read.
     """
     with reading(stored.file):
         for frame in stored.frames:
@@ -355,7 +366,7 @@ def lines_of(stored: Stored, start: int = 0, stop: int | None = None) -> Iterato
 
 @contextmanager
 def reading(path: Path, *, missing: bool = False) -> Iterator[None]:
-    """Turn OSError inside the block into RunDirectoryError; with `missing`, FileNotFoundError is raised unchanged."""
+    """Convert OSError inside the block to RunDirectoryError. If `missing` is true, FileNotFoundError is raised unchanged."""
     try:
         yield
     except OSError as error:
@@ -378,20 +389,23 @@ SIZE = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LaterRows:
-    """The rows in a file that belong to steps after a given one."""
+    """The rows in a file that belong to steps after a given step."""
 
     file: Path
     name: str
-    """Name for a file that holds only these steps."""
+    """The name for a file that holds only these steps."""
     steps: tuple[int, ...]
     before: bytes | None = None
-    """The content that stays in the file; None if the whole file is removed."""
+    """The content that remains in the file, or None if the whole file is removed."""
     after: bytes = b""
     """The content to remove if only part of the file is removed; otherwise empty."""
 
 
 def append_step(folder: Path, step: int, content: bytes) -> tuple[Path, bytes]:
-    """Append the lines of a step, which must not be recorded yet; return the file and the appended bytes. Does not flush to the disk."""
+    """Append the lines of a step, which must not be recorded yet, and return the file and the appended bytes.
+
+    The file is not flushed to the disk.
+    """
     data = pack(step, content.splitlines(keepends=True))
     newest = next(reversed(packed_files(folder)), None)
     if newest is not None:
@@ -419,7 +433,7 @@ def append_step(folder: Path, step: int, content: bytes) -> tuple[Path, bytes]:
 
 
 def later_parts(folder: Path, last: int) -> list[LaterRows]:
-    """Return the parts of a folder's files that hold steps after `last`, including half-written rows."""
+    """Return the parts of the files of a folder that hold steps after `last`, including incomplete rows."""
     later: list[LaterRows] = []
     files = packed_files(folder)
     begun = sum(first_step(path) <= last for path in files)
@@ -444,7 +458,7 @@ def later_parts(folder: Path, last: int) -> list[LaterRows]:
 
 
 def cut_steps(folder: Path, last: int) -> None:
-    """Remove the steps after `last`, and half-written rows; if the process is killed, some of them may remain."""
+    """Remove the steps after `last` and incomplete rows. If the process is killed, some of them may remain."""
     for later in later_parts(folder, last):
         if later.before is None:
             later.file.unlink()

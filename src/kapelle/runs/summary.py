@@ -1,4 +1,4 @@
-"""A summary of a run, from its folder alone: settings, progress and failures. This module needs no torch."""
+"""Summarises a run from its folder alone, with its settings, progress and failures. This module does not need torch."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ SHOWN = (
     "entropy",
     "parity/max",
 )
-"""The most informative metrics, by their name or the part of it before the slash."""
+"""The most informative metrics, given by their name or by the part of their name before the slash."""
 _COUNTS = ("scored", "samples", "failed_episodes")
-"""Counts of the episodes in the mean success, shown if some episodes are not included in it."""
+"""The metrics that count the episodes in the mean success. These counts are shown if some episodes are not included in the mean."""
 
 TROUBLES = (
     ("failed_episodes", "steps had failed episodes"),
@@ -58,16 +58,16 @@ TROUBLES = (
         "steps had tokens for which trainer and sampler differed by rounding alone (harmless if there are few)",
     ),
 )
-"""Metrics that are 0 in a normal step, by their name or its prefix, and the meaning of any other value."""
+"""The metrics that are 0 in a normal step, given by their name or a prefix of it, and the meaning of any other value."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run in one line."""
+    """A summary of a run."""
 
     path: Path
     state: str
-    """A `reader.State`, or `damaged` if the folder cannot be read."""
+    """The state of the run, which is a `reader.State`, or `damaged` if the folder cannot be read."""
     recipe: str
     algorithm: str
     step: int
@@ -75,16 +75,16 @@ class RunSummary:
     metrics: Mapping[str, float]
     """Some metrics of the last step."""
     size: int
-    """Size of all files in bytes."""
+    """The total size of all files in bytes."""
     wrong: str | None = None
-    """Why the run cannot be read; None if it can."""
+    """The reason why the run cannot be read, or None if it can be read."""
     verdict: Verdict | None = None
-    """Whether the run is healthy; None if it cannot be read."""
+    """The verdict on the health of the run, or None if the run cannot be read."""
     failure: Failure | None = None
-    """Why the run failed or was killed."""
+    """The reason why the run failed or was killed."""
 
     def row(self) -> dict[str, Any]:
-        """Return the summary as JSON."""
+        """Return the summary as plain JSON values."""
         fields = ("state", "recipe", "algorithm", "step", "steps", "metrics", "size", "wrong")
         return {
             "path": str(self.path),
@@ -96,17 +96,17 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One checkpoint."""
+    """A checkpoint of a run."""
 
     folder: Path
     step: int
     size: int
     wrong: str | None
-    """Why the checkpoint is damaged; None if every file is unchanged."""
+    """The reason why the checkpoint is damaged, or None if all of its files are unchanged."""
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yield every run at or below a folder, in order of names, without searching inside runs."""
+    """Yield every run in or below a folder, in the order of names. Folders inside runs are not searched."""
     for place, inner, _ in os.walk(folder):
         if is_run(Path(place)):
             inner.clear()
@@ -115,7 +115,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def summarise(run: Path) -> RunSummary:
-    """Return the summary of a run; if the run cannot be read, the summary contains the reason."""
+    """Return the summary of a run. If the run cannot be read, the summary contains the reason."""
     size = size_of(run)
     try:
         config, status = settings_of(run), read_status(run)
@@ -138,7 +138,7 @@ def summarise(run: Path) -> RunSummary:
 
 
 def verdict_of(run: Path) -> Verdict | None:
-    """Return the verdict on a run (healthy, flat, diverging, …); None if the run cannot be read."""
+    """Return the verdict on a run (such as healthy, flat or diverging), or None if the run cannot be read."""
     try:
         return judged(read_metrics(run), settings_of(run), read_evaluations(run))
     except (KapelleError, OSError, ValueError, TypeError, KeyError):
@@ -150,7 +150,7 @@ def judged(
     settings: Mapping[str, Any],
     evaluations: Sequence[Mapping[str, Any]] = (),
 ) -> Verdict:
-    """Return the verdict on a run with these settings, from the metrics of its steps; each row has its number as `step`."""
+    """Return the verdict on a run with the given settings, based on the metrics of its steps. Each row contains its `step`."""
     columns = _columns(rows)
     return judge(
         [row["step"] for row in rows],
@@ -170,10 +170,10 @@ def _number(value: object) -> float | None:
 
 
 def opposed(settings: Mapping[str, Any], last: Mapping[str, float], names: Iterable[str]) -> bool:
-    """Return whether some agents of the run win what others lose, so that their mean return shows no progress.
+    """Return whether some agents of the run win what other agents lose, so that their mean return does not show progress.
 
-    The return of a single agent against the environment's players shows its strength; the return of an agent that plays
-    all roles does not.
+    The return of a single agent against the players of the environment shows its strength, whereas the return of an
+    agent that plays all roles does not.
     """
     names = list(names)
     agents = {
@@ -187,7 +187,7 @@ def opposed(settings: Mapping[str, Any], last: Mapping[str, float], names: Itera
 
 
 def plays_against(settings: Mapping[str, Any], last: Mapping[str, float], names: Iterable[str] = ()) -> bool:
-    """Return whether the settings, the last step's metrics or the metrics' names show that agents play against each other."""
+    """Return whether agents play against each other, according to the settings, the metrics of the last step, or the names of metrics."""
 
     def at(found: Any, name: str) -> Any:
         return found.get(name) if isinstance(found, Mapping) else None
@@ -212,7 +212,7 @@ def plays_against(settings: Mapping[str, Any], last: Mapping[str, float], names:
 
 
 def settings_of(run: Path) -> dict[str, Any]:
-    """Return a run's settings as nested values."""
+    """Return the settings of a run as nested values."""
     text = read_config(run)
     try:
         config = parse_yaml(text)
@@ -238,7 +238,10 @@ def telling(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def in_words(row: Mapping[str, float], most: int | None = None) -> str:
-    """Return up to `most` of the metrics chosen by `telling` on one line, with the counts if some episodes are not in the means."""
+    """Return at most `most` of the metrics chosen by `telling` on one line.
+
+    If some episodes are not included in the means, the counts of episodes are added.
+    """
     parts = [f"{name} {value:.4g}" for name, value in row.items() if name not in _COUNTS][:most]
     if "samples" in row:
         failed = round(row.get("failed_episodes", 0.0) * row["samples"])
@@ -253,7 +256,7 @@ def in_words(row: Mapping[str, float], most: int | None = None) -> str:
 
 
 def own_settings(run: Path) -> dict[str, tuple[Any, str]]:
-    """Return every setting that differs from its default, with its source; empty if the run has no record of sources."""
+    """Return every setting that differs from its default, with its source. The result is empty if the run has no record of sources."""
     settings = settings_of(run)
     values = flat(settings)
     for key, value in _lists(
@@ -267,7 +270,7 @@ def own_settings(run: Path) -> dict[str, tuple[Any, str]]:
 
 
 def _lists(value: Any, at: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Yield the lists within nested settings by their dotted names."""
+    """Yield the lists within nested settings, with their dotted names."""
     if isinstance(value, list) and value:
         yield at, value
     elif isinstance(value, dict):
@@ -276,7 +279,7 @@ def _lists(value: Any, at: str = "") -> Iterator[tuple[str, list[Any]]]:
 
 
 def kept_checkpoints(run: Path) -> list[Kept]:
-    """Return a run's checkpoints, oldest first; reads all of their content."""
+    """Return the checkpoints of a run, oldest first. The whole content of the checkpoints is read."""
 
     def fault(folder: Path) -> str | None:
         try:
@@ -290,7 +293,7 @@ def kept_checkpoints(run: Path) -> list[Kept]:
 
 
 def failures(run: Path) -> list[str]:
-    """Return messages about what went wrong during training."""
+    """Return messages about problems that occurred during training."""
     status, rows = read_status(run), read_metrics(run)
     lines = (
         [f"{status.state} in phase '{status.phase}' at step {status.step}"]
@@ -303,7 +306,10 @@ def failures(run: Path) -> list[str]:
 
 
 def troubles(steps: Sequence[float], columns: Mapping[str, Sequence[float | None]]) -> list[str]:
-    """Return messages about how many steps had each of `TROUBLES`; `columns` have a value or None for each of `steps`."""
+    """Return messages about how many steps had each of the problems in `TROUBLES`.
+
+    The columns contain a value or None for each of `steps`.
+    """
     lines = []
     for name, description in TROUBLES:
         own = [
@@ -318,13 +324,13 @@ def troubles(steps: Sequence[float], columns: Mapping[str, Sequence[float | None
 
 
 def last_evaluation(run: Path) -> dict[str, Any] | None:
-    """Return the last evaluation's row without its parts."""
+    """Return the row of the last evaluation, without its parts."""
     rows = read_evaluations(run)
     return {k: v for k, v in rows[-1].items() if k == "reward" or not isinstance(v, dict)} if rows else None
 
 
 def size_of(folder: Path) -> int:
-    """Return the total size in bytes of all files below a folder; a file that disappears counts as 0."""
+    """Return the total size in bytes of all files below a folder. A file that disappears in the meantime counts as 0."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -336,7 +342,7 @@ def size_of(folder: Path) -> int:
 
 
 def flat(value: Any, at: str = "") -> dict[str, Any]:
-    """Return nested settings by their dotted names."""
+    """Return nested settings as a flat mapping with dotted names."""
     if isinstance(value, dict) and value:
         pairs: Sequence[tuple[Any, Any]] = list(value.items())
     elif isinstance(value, list) and value:

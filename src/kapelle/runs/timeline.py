@@ -1,7 +1,8 @@
-"""The time of each activity in a step: every moment counts towards exactly one activity, so that the parts add up to the whole.
+"""Measures the time of each activity in a step.
 
-While code of an activity runs, the time counts as that activity. While all code waits, the time counts as the first of
-`ACTIVITIES` that some code waits for; all other time is `idle`.
+Every moment counts towards exactly one activity, so that the parts add up to the total time. While code of an activity
+runs, the time counts towards this activity. While all code waits, the time counts towards the first of `ACTIVITIES` for
+which some code waits. All other time counts as `idle`.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ class Timeline:
         self._waiting = dict.fromkeys(ACTIVITIES, 0)
         self._running: list[str] = []
         self._current = "idle"
-        """The activity that the time since `_last` counts towards."""
+        """The activity to which the time since `_last` is attributed."""
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of every activity and of `idle`; they add up to the time since the start."""
+        """Return the seconds of every activity and of `idle`. The sum of these times is the time since the start."""
         self._turn()
         return dict(self._seconds)
 
     async def during(self, activity: str, work: Awaitable[T]) -> T:
-        """Await `work`; the time in which it computes, or in which all code waits for it, counts as `activity`."""
+        """Await `work`.
+
+        The time in which `work` computes, or in which all code waits for it, counts towards `activity`.
+        """
         self._waiting[activity] += 1
         try:
             return await HookedAwaitable(work, partial(self.enter, activity), self.leave)
@@ -45,18 +49,18 @@ class Timeline:
             self._turn()
 
     def enter(self, activity: str) -> None:
-        """Count the time from now on as `activity`, until `leave`."""
+        """Count the time from now on towards `activity`, until `leave` is called."""
         self._running.append(activity)
         self._turn()
 
     def leave(self) -> None:
-        """End the activity that was entered last."""
+        """End the activity that was entered most recently."""
         self._running.pop()
         self._turn()
 
     @contextmanager
     def phase(self, activity: str) -> Iterator[None]:
-        """Count the time in a `with` block as `activity`."""
+        """Return a context manager that counts the time inside the block towards `activity`."""
         self.enter(activity)
         try:
             yield
@@ -64,7 +68,7 @@ class Timeline:
             self.leave()
 
     def _turn(self) -> None:
-        """Add the time up to now to the current activity, and choose the next activity."""
+        """Add the time up to now to the current activity, and select the next activity."""
         now = time.perf_counter()
         self._seconds[self._current] += now - self._last
         self._last = now

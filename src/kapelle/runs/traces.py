@@ -1,16 +1,17 @@
-"""Model calls of other programs, recorded as OpenTelemetry spans, as data for SFT, DPO and verifiers.
+"""Reads model calls of other programs, recorded as OpenTelemetry spans, as data for SFT, DPO and verifiers.
 
-This is for programs that are instrumented but cannot send their calls to kapelle. Spans can have the format that the
-collector's file exporter writes (OTLP as JSON) or that Python's SDK prints, with messages in any of four formats:
+This module is for programs that are instrumented but cannot send their calls to kapelle. Spans may have the format that
+the collector's file exporter writes (OTLP as JSON) or the format that Python's SDK prints. The messages may have any of
+four formats:
 
     gen_ai.input.messages, gen_ai.output.messages     the GenAI conventions since 1.37, on the span or its details event
     gen_ai.user.message, …, gen_ai.choice             their earlier events
     gen_ai.prompt.0.content, gen_ai.completion.0.…    OpenLLMetry
     llm.input_messages.0.message.content, …           OpenInference
 
-A call has no log-probs and does not come from our weights: it is a demonstration, without a policy gradient. A call's
-score is the `gen_ai.evaluation.score.value` of its span or of the nearest enclosing span, or the only score of its
-trace.
+A call has no log-probs and was not sampled with the weights of the run. A call is therefore a demonstration and has no
+policy gradient. The score of a call is the `gen_ai.evaluation.score.value` of its span or of the nearest enclosing
+span, or the only score of its trace.
 """
 
 from __future__ import annotations
@@ -30,45 +31,45 @@ from kapelle.runtime.characters import replace_surrogates
 Fields = Mapping[str, Any]
 """Attributes by dotted name."""
 Row = Mapping[str, str]
-"""A message: `role` and `content`."""
+"""A message with the keys `role` and `content`."""
 
 SCORE = "gen_ai.evaluation.score.value"
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""The environment variable that makes instrumentations record messages; most of them do not record messages by default."""
+"""The environment variable that makes instrumentations record messages. Most instrumentations do not record messages by default."""
 
 
 class UnusableCall(Exception):
-    """A call that cannot be used for training, and why."""
+    """Raised for a call that cannot be used for training, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedSpan:
-    """One span, independent of its original format."""
+    """A span, independent of its original format."""
 
     trace: str
     name: str
     parent: str
-    """The id of its parent; empty for the root."""
+    """The id of the parent span; empty for the root."""
     started: int
-    """Nanoseconds; only the order counts."""
+    """The start time in nanoseconds, of which only the order matters."""
     fields: Fields
     events: tuple[tuple[str, Fields], ...] = ()
     title: str = ""
-    """The span's own name."""
+    """The name of the span itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedCall:
-    """One model call: its prompt and the response."""
+    """A model call, with its prompt and the response."""
 
     trace: str
     agent: str
     model: str
     messages: tuple[Row, ...]
-    """The prompt: `role` and `content`, with tool calls in the format `hermes`."""
+    """The messages of the prompt, with the keys `role` and `content`. Tool calls have the format `hermes`."""
     completion: str
     score: float | None
-    """Score of the call; None if it was not evaluated."""
+    """The score of the call, or None if the call was not evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +77,17 @@ class Traces:
     """The content of recordings."""
 
     calls: tuple[WatchedCall, ...]
-    """Calls in the order of their start, trace by trace."""
+    """The calls in the order of their start, trace by trace."""
     spans: int
     excluded: Mapping[str, int] = field(default_factory=dict)
-    """Reason → number of excluded calls."""
+    """Mapping from a reason to the number of calls that were excluded for this reason."""
 
 
 def read_traces(path: Path, metric: str | None = None) -> Traces:
-    """Return the calls in a file, or in a folder's `.json`, `.jsonl` and `.log` files; `metric` names the evaluation to use.
+    """Return the calls in a file, or in the `.json`, `.jsonl` and `.log` files of a folder.
 
-    Raises a DataError with the position for a file that cannot be read, and DataError if there are no spans.
+    The argument `metric` is the name of the evaluation to use. Raises DataError with the position for a file that
+    cannot be read, and DataError if there are no spans.
     """
     files = [path]
     if path.is_dir():
@@ -126,9 +128,10 @@ def read_traces(path: Path, metric: str | None = None) -> Traces:
 
 
 def sft_rows(traces: Traces, least: float | None = None) -> list[dict[str, Any]]:
-    """Return a row for each call in the format of `kapelle collect` (`runs/exports.py`), which `trajectories` and `preferences` read.
+    """Return a row for each call in the format of `kapelle collect` (see `runs/exports.py`), for `trajectories` and `preferences`.
 
-    With `least`, only calls with at least this score are kept; rows of calls without a score have no `reward`.
+    If `least` is given, only calls with at least this score are returned. The rows of calls without a score have no
+    `reward`.
     """
     rows: list[dict[str, Any]] = []
     turns: Counter[str] = Counter()
@@ -177,7 +180,7 @@ def graded_rows(traces: Traces) -> list[dict[str, Any]]:
 
 
 def _documents(file: Path) -> Iterator[Any]:
-    """Yield the JSON documents of a file, which may be separated by any white space."""
+    """Yield the JSON documents in a file, which may be separated by any white space."""
     try:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -229,7 +232,7 @@ def _spans(row: Any) -> Iterator[WatchedSpan]:
 
 
 def _logs(row: Any) -> Iterator[tuple[str, str, str, Fields]]:
-    """Yield (trace, span, event, attributes) for every event that was logged outside its span."""
+    """Yield the trace, span, event and attributes of every event that was logged outside of its span."""
     for resource in _list(row.get("resourceLogs")) if isinstance(row, Mapping) else ():
         for scope in _list(resource.get("scopeLogs")):
             for record in _list(scope.get("logRecords")):
@@ -249,7 +252,7 @@ def _attributes(found: Any) -> Fields:
 
 
 def _value(given: Any) -> Any:
-    """Return an OTLP value as plain JSON."""
+    """Convert an OTLP value to plain JSON values."""
     if not isinstance(given, Mapping):
         return given
     kind, value = next(iter(given.items()), ("", None))
@@ -274,7 +277,7 @@ def _hex(value: Any) -> str:
 
 
 def _moment(value: Any) -> int:
-    """Return the nanoseconds of an ISO time."""
+    """Convert an ISO time to nanoseconds."""
     from datetime import datetime
 
     try:
@@ -287,7 +290,10 @@ def _moment(value: Any) -> int:
 
 
 def _messages(span: WatchedSpan) -> tuple[tuple[Row, ...], str] | None:
-    """Return the prompt and the response of a call; None for a span that is not a model call. Raises UnusableCall."""
+    """Return the prompt and the response of a call, or None for a span that is not a model call.
+
+    Raises UnusableCall if the call cannot be used for training.
+    """
     fields = span.fields
     details = [own for name, own in span.events if name == "gen_ai.client.inference.operation.details"]
     for given in (fields, *details[:1]):
@@ -333,7 +339,7 @@ def _checked(prompt: Sequence[Row], answers: Sequence[Row]) -> tuple[tuple[Row, 
 
 
 def _json(given: Any, complaint: str) -> Any:
-    """Return the JSON value in a string, and return other values unchanged; raises UnusableCall if a string is not JSON."""
+    """Parse a string as JSON and return other values unchanged. Raises UnusableCall if a string is not JSON."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
@@ -341,7 +347,7 @@ def _json(given: Any, complaint: str) -> Any:
 
 
 def _json_or(given: Any, default: Any) -> Any:
-    """Return the JSON value in a string, the default if the string is not JSON, and return other values unchanged."""
+    """Parse a string as JSON and return other values unchanged. If a string is not JSON, `default` is returned."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
@@ -356,13 +362,16 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _system(given: Any) -> list[Row]:
-    """Return the system instructions of the conventions since 1.37: parts, as JSON or as a JSON string, or a plain string."""
+    """Return the system instructions in the conventions since 1.37.
+
+    The instructions are either a plain string, or parts as JSON or as a JSON string.
+    """
     parts = _listed(_json_or(given, [{"type": "text", "content": given}]))
     return [_message("system", "\n".join(map(_part, parts)))] if parts else []
 
 
 def _parsed(given: Any) -> list[Row]:
-    """Return messages of the conventions since 1.37: a role and parts, as JSON or as a JSON string."""
+    """Return messages in the conventions since 1.37, in which each message has a role and parts, as JSON or as a JSON string."""
     messages = []
     for each in _listed(given):
         if not isinstance(each, Mapping) or not isinstance(each.get("role"), str):
@@ -389,7 +398,7 @@ def _part(part: Any) -> str:
 
 
 def _event_message(role: str, fields: Fields) -> Row:
-    """Return the message of an event before version 1.37. Its content is a string, JSON, or separate attributes."""
+    """Return the message of an event in the conventions before 1.37. The content of the event is a string, JSON, or separate attributes."""
     content = fields.get("gen_ai.event.content")
     body = fields if content is None else _json_or(content, {"content": content})
     if not isinstance(body, Mapping):
@@ -400,7 +409,7 @@ def _event_message(role: str, fields: Fields) -> Row:
 
 
 def _content(message: Fields) -> str:
-    """Return the text and tool calls of a message in OpenAI's format."""
+    """Return the text and the tool calls of a message in OpenAI's format."""
     content = message.get("content")
     lines = [_text(content)] if content else []
     for call in _list(_json(message.get("tool_calls"), "tool calls that are not JSON")):
@@ -413,7 +422,7 @@ def _content(message: Fields) -> str:
 
 
 def _indexed(fields: Fields, start: str, inner: str) -> list[Row]:
-    """Return the messages stored in numbered attributes: `START.0.role`, `START.0.content`, `START.0.tool_calls.0.name`."""
+    """Return the messages stored in numbered attributes, such as `START.0.role`, `START.0.content` and `START.0.tool_calls.0.name`."""
     found: dict[int, dict[str, Any]] = {}
     calls: dict[int, dict[int, dict[str, Any]]] = {}
     pattern = re.compile(rf"{re.escape(start)}\.(\d{{1,6}})\.{re.escape(inner)}(.+)")
@@ -438,7 +447,10 @@ def _indexed(fields: Fields, start: str, inner: str) -> list[Row]:
 
 
 def _text(content: Any) -> str:
-    """Return content as a string: a string unchanged, the text of OpenAI's parts, or anything else as JSON."""
+    """Return content as a string.
+
+    A string is returned unchanged, parts in OpenAI's format are returned as their text, and anything else as JSON.
+    """
     if isinstance(content, str):
         return content
     parts = _list(content)
@@ -471,12 +483,15 @@ def _message(role: str, content: str) -> Row:
 # -------- Agents and scores
 
 NAMES = ("gen_ai.agent.name", "agent.name", "graph.node.id", "langgraph_node")
-"""Attributes in which different instrumentations store the agent's name; the first one on the nearest span counts."""
+"""The attributes in which instrumentations store the name of the agent. The first attribute on the nearest span is used."""
 MODELS = ("gen_ai.request.model", "gen_ai.response.model", "llm.model_name")
 
 
 def _caller(span: WatchedSpan, by_name: Mapping[str, WatchedSpan]) -> tuple[str, str]:
-    """Return the agent and model of a call; the agent's name is an attribute of the call or of the nearest enclosing span."""
+    """Return the agent and the model of a call.
+
+    The name of the agent is an attribute of the call's span or of the nearest enclosing span.
+    """
     model = next((str(span.fields[key]) for key in MODELS if key in span.fields), "unknown")
     for each in _outwards(span, by_name):
         for key in NAMES:
@@ -489,7 +504,7 @@ def _caller(span: WatchedSpan, by_name: Mapping[str, WatchedSpan]) -> tuple[str,
 
 
 def _outwards(span: WatchedSpan, by_name: Mapping[str, WatchedSpan]) -> Iterator[WatchedSpan]:
-    """Yield a span and its ancestors; stop if they form a cycle."""
+    """Yield a span and its ancestors. The iteration ends if the ancestors form a cycle."""
     seen: set[str] = set()
     here: WatchedSpan | None = span
     while here is not None and here.name not in seen:
@@ -499,7 +514,7 @@ def _outwards(span: WatchedSpan, by_name: Mapping[str, WatchedSpan]) -> Iterator
 
 
 def _scores(spans: Sequence[WatchedSpan], metric: str | None) -> dict[str, float]:
-    """Return, for each span with an evaluation (an event or attribute) of that metric, its last score."""
+    """Return, for each span with an evaluation (an event or an attribute) of the given metric, the last score."""
     found: dict[str, float] = {}
     for span in spans:
         results = [own for name, own in span.events if name == "gen_ai.evaluation.result"]

@@ -1,6 +1,7 @@
-"""Trackers in addition to the run directory: TensorBoard, Weights & Biases, MLflow and trackio, each an optional extra.
+"""Sends metrics to trackers in addition to the run directory.
 
-The run directory always holds everything; a tracker is a second view of it.
+The trackers are TensorBoard, Weights & Biases, MLflow and trackio, each of which is an optional extra. The run
+directory always contains all data, and a tracker is a second view of it.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from kapelle.types import Group
 
 
 class Tracker:
-    """A destination for metrics in addition to the run directory; this base class stores nothing."""
+    """A destination for metrics in addition to the run directory. This base class does not store anything."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step."""
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """Record rows of text with the same columns, such as transcripts, which are shown as plain text."""
+        """Record rows of strings with the same columns, such as transcripts. The rows are shown as plain text."""
 
     def close(self) -> None:
         """Write pending data and close the tracker."""
 
 
 class TensorBoardTracker(Tracker):
-    """Writes event files for TensorBoard into `<run>/tensorboard`.
+    """Writes event files for TensorBoard to `<run>/tensorboard`.
 
-    `first_step` is the first step that will be logged: after a resume, TensorBoard hides the steps from `first_step` on
-    that an earlier process has logged. Raises ConfigError if tensorboard is not installed.
+    The argument `first_step` is the first step that will be logged. After a resume, TensorBoard hides the steps from
+    `first_step` on that an earlier process has logged. Raises ConfigError if tensorboard is not installed.
     """
 
     def __init__(self, run: Path, first_step: int = 0) -> None:
@@ -55,9 +56,9 @@ class TensorBoardTracker(Tracker):
             self._writer.add_scalar(name, value, step)
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """Write a table as text, because TensorBoard has no tables.
+        """Write a table as text, because TensorBoard does not support tables.
 
-        The text is indented: TensorBoard renders Markdown, and shows indented text as code, without markup.
+        The text is indented, because TensorBoard renders Markdown and shows indented text as code.
         """
         text = "\n\n".join("\n".join(f"{k}: {v}" for k, v in row.items()) for row in rows)
         self._writer.add_text(name, "".join(f"    {line}\n" for line in text.splitlines()), step)
@@ -68,7 +69,7 @@ class TensorBoardTracker(Tracker):
 
 
 class _Sending(Tracker):
-    """A tracker with the interface that Weights & Biases and trackio share."""
+    """A tracker with the interface that is common to Weights & Biases and trackio."""
 
     _library: Any
     _run: Any
@@ -78,7 +79,7 @@ class _Sending(Tracker):
         self._run.log(dict(metrics), step=step)
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """Send a table; its cells are shown as text."""
+        """Send a table, whose cells are shown as text."""
         self._run.log({name: self._library.Table(**_split(rows))}, step=step)
 
     def close(self) -> None:
@@ -88,10 +89,10 @@ class _Sending(Tracker):
 
 
 class WandbTracker(_Sending):
-    """Sends metrics to Weights & Biases or, with `offline`, writes `<run>/wandb` for `wandb sync`.
+    """Sends metrics to Weights & Biases or, with `offline`, writes them to `<run>/wandb` for `wandb sync`.
 
-    A resumed run continues the same Weights & Biases run; its name and id are the folder's name.
-    Raises ConfigError if wandb is not installed or does not start.
+    A resumed run continues the same Weights & Biases run, whose name and id are the name of the folder. Raises
+    ConfigError if wandb is not installed or does not start.
     """
 
     def __init__(
@@ -125,10 +126,10 @@ def _split(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
 
 
 class Guarded(Tracker):
-    """A tracker that cannot stop the run: its first failure is reported, and the tracker is disabled."""
+    """A wrapper that prevents a tracker from stopping the run. The first failure is reported, and the tracker is disabled."""
 
     def __init__(self, name: str, begin: Callable[[], Tracker], say: Callable[[str], None]) -> None:
-        """Start the tracker; `say` reports a failure. Raises ConfigError for invalid settings."""
+        """Start the tracker. The function `say` reports a failure. Raises ConfigError for invalid settings."""
         self._name, self._say = name, say
         self._tracker: Tracker | None = None
         try:
@@ -143,7 +144,7 @@ class Guarded(Tracker):
         self._try(lambda tracker: tracker.log(step, metrics))
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """Record rows of text."""
+        """Record rows of strings."""
         self._try(lambda tracker: tracker.table(step, name, rows))
 
     def close(self) -> None:
@@ -159,7 +160,7 @@ class Guarded(Tracker):
             self._end(error)
 
     def _end(self, error: Exception) -> None:
-        """Stop using a tracker that has failed, and report it."""
+        """Disable a tracker that has failed, and report the failure."""
         self._tracker = None
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         self._say(
@@ -171,9 +172,10 @@ class Guarded(Tracker):
 def open_trackers(
     settings: Sequence[Any], run: Path, config: Mapping[str, Any], say: Callable[[str], None] = lambda _: None
 ) -> list[Tracker]:
-    """Open the trackers in a run's settings (`TrackerConfig`) with `open_tracker`; on ConfigError, close all of them.
+    """Open the trackers in the settings of a run (`TrackerConfig`) with `open_tracker`. If ConfigError is raised, all trackers are closed.
 
-    If a tracker fails, even when it is opened, `say` reports this once and the tracker is disabled; the run continues.
+    If a tracker fails, even while it is opened, `say` reports the failure once, the tracker is disabled, and the run
+    continues.
     """
     saved = saved_steps(run)
     first = saved + 1 if saved else 0
@@ -204,7 +206,7 @@ def open_tracker(
     first_step: int = 0,
     config: Mapping[str, Any] | None = None,
 ) -> Tracker:
-    """Return the tracker with a name; raises ConfigError if it is not installed."""
+    """Open the tracker with the given name. Raises ConfigError if the tracker is not installed."""
     if name == "tensorboard":
         return TensorBoardTracker(run, first_step)
     if name == "wandb":
@@ -217,7 +219,7 @@ def open_tracker(
 
 
 def check_trackers(run: RunToCheck) -> None:
-    """Raise AbsentPackage for a tracker of a run that is not installed; imports nothing."""
+    """Raise AbsentPackage for a tracker of the run that is not installed. Nothing is imported."""
     for tracker in run.config.trackers if not run.elsewhere else ():
         with noting(run.absent):
             if importlib.util.find_spec(tracker.name) is None:
@@ -225,7 +227,7 @@ def check_trackers(run: RunToCheck) -> None:
 
 
 def require(module: str) -> Any:
-    """Return a module; raises a ConfigError that names its extra if it is not installed."""
+    """Import a module. Raises ConfigError, which names the extra that contains the module, if the module is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -239,14 +241,14 @@ def _missing(name: str) -> AbsentPackage:
 
 
 RUN = "kapelle.run"
-"""Tag by which a resumed run finds its earlier MLflow run."""
+"""The name of the tag by which a resumed run finds its earlier MLflow run."""
 _ODD = re.compile(r"[^A-Za-z0-9_\-. /]")
 
 
 class Mlflow(Tracker):
-    """Logs to MLflow: with `offline` into `<run>/mlflow`, otherwise to the server in MLFLOW_TRACKING_URI.
+    """Logs metrics to MLflow. With `offline`, metrics are written to `<run>/mlflow`, otherwise to the server in MLFLOW_TRACKING_URI.
 
-    A resumed run continues the MLflow run whose tag is the folder's name.
+    A resumed run continues the MLflow run whose tag is the name of the folder.
     """
 
     def __init__(
@@ -271,23 +273,23 @@ class Mlflow(Tracker):
             self._client.log_text(self._id, json.dumps(config, indent=1, default=str), "config.json")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step; characters that MLflow does not allow in names become `_`."""
+        """Record the metrics of a step. Characters that MLflow does not allow in names are replaced by `_`."""
         for name, value in metrics.items():
             self._client.log_metric(self._id, _ODD.sub("_", name), float(value), step=step)
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
-        """Record a table as JSON, in the form of pandas' `split`, which MLflow shows as a table."""
+        """Record a table as JSON in the `split` format of pandas, which MLflow shows as a table."""
         self._client.log_text(self._id, json.dumps(_split(rows)), f"{_ODD.sub('_', name)}/{step:08d}.json")
 
     def close(self) -> None:
-        """End the run; a resumed run reopens it."""
+        """End the MLflow run. A resumed run reopens it."""
         self._client.set_terminated(self._id)
 
 
 class Trackio(_Sending):
-    """Logs to a Space with the project's name or, with `offline`, to trackio's store on this machine (TRACKIO_DIR).
+    """Logs metrics to a Space with the name of the project or, with `offline`, to trackio's store on this machine (TRACKIO_DIR).
 
-    A resumed run continues the trackio run that has its folder's name.
+    A resumed run continues the trackio run with the name of its folder.
     """
 
     def __init__(
@@ -308,13 +310,13 @@ class Trackio(_Sending):
 # -------- Transcripts: a few episodes of a step as a table of texts.
 
 EPISODES = 4
-"""Number of groups in a step's table; each is represented by its first episode."""
+"""The number of groups in the table of a step. Each group is represented by its first episode."""
 CHARACTERS = 2000
-"""Maximum number of characters of a text; the table shows how many were cut."""
+"""The maximum number of characters of a text. The table shows how many characters were removed."""
 
 
 def transcripts(groups: Sequence[Group]) -> list[dict[str, str]]:
-    """Return a row for each turn of a few episodes: task, agent, text, reward, and how the episode ended."""
+    """Return a row for each turn of a few episodes, with the task, the agent, the text, the reward, and how the episode ended."""
     chosen = [group.episodes[0] for group in groups if group.episodes][:EPISODES]
     return [
         {

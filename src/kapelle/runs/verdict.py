@@ -1,4 +1,4 @@
-"""A one-word verdict on a run's health, from its metrics alone, with the numbers that support it.
+"""Gives a one-word verdict on the health of a run, based only on its metrics, with the numbers that support it.
 
     healthy      the signal rises, or success is already near 1
     flat         the signal does not rise, and the run is long enough to show that
@@ -11,46 +11,49 @@
     unrated      the metrics do not show progress: agents win what others lose, or nothing is scored
     young        too few steps, or too much noise, for any other verdict
 
-**The signal** is `success` or, if there is none, the mean return (`return/…`, otherwise `reward/…`). For supervised
-steps it is the share of pairs ranked correctly, or minus the nats per token; for distillation, minus the divergence
-from the teacher; for a verifier, its AUC, or the share of answers judged correctly. Only runs that learn from the
-rewards of episodes that they sample can be *collapsing* or *starved*. In games in which one agent wins what others
-lose, returns do not show progress: the signal is then a feature's metric that does (`Metric.progress`), if there is
-one.
+**The signal** is `success` or, if there is no success, the mean return (`return/…`, otherwise `reward/…`). For
+supervised steps, the signal is the share of pairs that are ranked correctly, or minus the nats per token. For
+distillation, the signal is minus the divergence from the teacher. For a verifier, the signal is the AUC, or the share
+of answers that are judged correctly. Only runs that learn from the rewards of episodes that they sample can be
+*collapsing* or *starved*. In games in which one agent wins what other agents lose, returns do not show progress. The
+signal is then the metric of a feature that shows progress (`Metric.progress`), if there is one.
 
 **Noise** σ of a step is estimated from the differences between neighbouring steps (von Neumann 1941, successive
-differences), which a trend hardly changes. For success, the two largest differences are excluded, because a collapse
-would cause them, and σ is at least the sampling noise of n scored episodes, sqrt(p(1 − p)/n). Two stretches of a and b
-steps differ if z = difference / (σ·sqrt(1/a + 1/b)) is large.
+differences), on which a trend has little influence. For success, the two largest differences are excluded, because a
+collapse would cause such differences. In addition, σ is at least the sampling noise of n scored episodes, sqrt(p(1 −
+p)/n). Two stretches of a and b steps differ if z = difference / (σ·sqrt(1/a + 1/b)) is large.
 
-**Rules.** A stretch is a fifth of the steps, 3 to 20; `first` and `last` are the outer ones. Thresholds come from
-`docs/algorithms/metrics.md`. Those that it does not define are stated here and chosen so that no normal run in the
-tests is called faulty:
-- *rises*: z ≥ 3 from the first to the last stretch, or from the first to the last third.
-- *diverging*: the signal's last stretch is below its best one by z ≥ 4, and by a sufficient amount: for success, by
-  0.1, or by 0.05 and to less than half; for returns, to below the first stretch by z ≥ 3, or by more than half of the
-  gain since then. One low step is not enough: the median of the last stretch must be as low as its mean. A fall of
-  success does not count if success on unseen problems, measured after the fall began, is as high as ever (the tasks
-  have become harder), or if the return rises (*hacked*). Alternatively: entropy is more than twice its first value, and
-  more than 1 nat above it, while nothing rises; a KL above 1 nat per token, or a gradient norm above 10, is ten times
-  its first value (above 10 and 100 while success rises); or updates were undone or skipped in a tenth of the last
-  third.
-- *failing*: more than 0.2 of the episodes of the last third ended in an error.
-- *collapsing*: entropy is a tenth of its first value, and below 0.05 nats, while the signal does not rise in the second
-  half and success is below 0.9. The entropy that remains bounds the possible gain (2505.22617), and GRPO loses it early
-  (2503.14476).
-- *A fall on unseen problems*: the last evaluation is below the best one, and their 95 % intervals do not overlap; the
-  intervals are widened because the best of several is chosen (Bonferroni). The verdict is *memorising* if success in
-  training rises in between (z ≥ 2), and *hacked* if the mean return rises. A fall of 0.05 or more is always a fault:
-  *diverging* if success in training falls too (z ≥ 3, and by half as much or to half) or is unknown, otherwise
-  *memorising*. A proxy reward that rises while the true reward falls is figure 1 of 2210.10760.
-- *hacked* without evaluations: the return rises and success in training falls, each by z ≥ 3.
-- *starved*: every completion of every step had the same reward, which is not above 0, and there is no reward model or
-  verifier. Alternatively, the mean of `dead_groups` in the last third is 0.9 or more, success is below 0.95 and there
-  is no critic. Groups of episodes
-  with equal returns have no gradient (2503.14476, section 3.2).
-- *flat*: there are 20 steps or more, there is no rise, and the upper end of the 95 % interval excludes a rise of 0.1
-  (for returns, a rise of σ).
+**Rules.** A stretch is a fifth of the steps (at least 3 and at most 20). The first and the last stretch are called
+`first` and `last`. Most thresholds are defined in `docs/algorithms/metrics.md`. All other thresholds are stated below,
+and were chosen so that no normal run in the tests is classified as faulty.
+- *rises*: The signal increases with z ≥ 3, from the first to the last stretch or from the first to the last third.
+- *diverging*: The last stretch of the signal is below the best stretch with z ≥ 4, and the decrease is sufficiently
+  large. For success, the decrease must exceed 0.1, or 0.05 if success falls to less than half. For returns, the last
+  stretch must be below the first stretch with z ≥ 3, or more than half of the gain from the first to the best stretch
+  must be lost. A single low step is not sufficient, because the median of the last stretch must be as low as its mean.
+  A decrease of success to no less than half is ignored if success on unseen problems, measured after the decrease
+  began, is as high as ever (because the tasks have become harder), or if the return increases (*hacked*). A run is also
+  diverging if entropy is more than twice its first value, and more than 1 nat above it, while nothing rises. A third
+  reason is a KL divergence above 1 nat per token, or a gradient norm above 10, that is ten times its first value (above
+  10 and 100 while success rises). A fourth reason is that updates were undone or skipped in a tenth of the steps of the
+  last third.
+- *failing*: More than 0.2 of the episodes of the last third ended with an error.
+- *collapsing*: Entropy is a tenth of its first value and below 0.05 nats, while the signal does not rise in the second
+  half and success is below 0.9. The remaining entropy bounds the possible gain (arXiv:2505.22617), and GRPO loses
+  entropy early (arXiv:2503.14476).
+- *A decrease on unseen problems*: The last evaluation is below the best evaluation, and their 95 % intervals do not
+  overlap. The intervals are widened because the best of several evaluations is chosen (Bonferroni). The verdict is
+  *memorising* if success in training rises in between (z ≥ 2), and *hacked* if the mean return rises. A decrease of at
+  least 0.05 is always a problem. The verdict is then *diverging* if success in training is unknown or also falls (z ≥ 3,
+  and by half as much or to half), and otherwise *memorising*. Figure 1 of arXiv:2210.10760 shows a proxy reward that
+  rises while the true reward falls.
+- *hacked* without evaluations: The return rises and success in training falls, each with z ≥ 3.
+- *starved*: Every completion of every step had the same reward, this reward is not positive, and there is no reward
+  model or verifier. A run is also starved if the mean of `dead_groups` in the last third is at least 0.9, success is
+  below 0.95 and there is no critic. Groups of episodes with equal returns have no gradient (arXiv:2503.14476, section
+  3.2).
+- *flat*: There are at least 20 steps, nothing rises, and the upper end of the 95 % interval excludes a rise of 0.1 (for
+  returns, a rise of σ).
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ Column = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True)
 class WhatToDo:
-    """The meaning of a verdict, and how to respond."""
+    """The meaning of a verdict, and how to respond to it."""
 
     meaning: str
     remedy: str
@@ -95,33 +98,33 @@ ADVICE: Mapping[Word, WhatToDo] = {
     word: WhatToDo(**about)  # type: ignore[misc]
     for word, about in tomllib.loads((files("kapelle.runs") / "advice.toml").read_text("utf-8")).items()
 }
-"""Every verdict, with causes before their consequences: the first rule that applies gives the run's verdict."""
+"""The advice for every verdict. Causes come before their consequences, and the first rule that applies determines the verdict of a run."""
 FAULTS: tuple[Word, ...] = ("diverging", "failing", "collapsing", "hacked", "memorising", "starved", "flat")
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One sentence with the numbers that support a verdict."""
+    """A sentence with the numbers that support a verdict."""
 
     word: Word
     sentence: str
     panel: str
     """The family of metrics whose panel shows the curve."""
     step: int = 0
-    """The step at which the problem begins; 0 for the whole run."""
+    """The step at which the problem begins, or 0 if it concerns the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A run's health in one word."""
+    """The health of a run in one word."""
 
     word: Word
     evidence: tuple[Evidence, ...]
-    """The evidence for this verdict first, then the evidence for other verdicts."""
+    """The evidence for this verdict, followed by the evidence for other verdicts."""
 
     @property
     def advice(self) -> WhatToDo:
-        """The meaning of the verdict, and how to respond."""
+        """The meaning of the verdict, and how to respond to it."""
         return ADVICE[self.word]
 
     @property
@@ -130,7 +133,7 @@ class Verdict:
         return self.word in FAULTS
 
     def row(self) -> dict[str, Any]:
-        """Return the verdict as JSON."""
+        """Return the verdict as plain JSON values."""
         evidence = [
             {"verdict": each.word, "sentence": each.sentence, "metric": each.panel, "step": each.step}
             for each in self.evidence
@@ -143,7 +146,7 @@ class Verdict:
         }
 
     def lines(self) -> list[str]:
-        """Return the verdict as text: the word, its evidence and, for a fault, what to do."""
+        """Return the verdict as lines of text, which contain the word, its evidence and, for a problem, what to do."""
         first, *others = self.evidence
         found = [f"{self.word}: {first.sentence}", *(f"{each.word}: {each.sentence}" for each in others)]
         return (
@@ -161,27 +164,27 @@ WORDS = {
     "verifier_auc": "the verifier's AUC",
     **{name: metric.progress for name, metric in progress_metrics().items()},
 }
-"""Phrases for signals in sentences; other signals are called by their own name."""
+"""Phrases for the signals in sentences. All other signals are referred to by their own name."""
 FALLING = ("nll", "teacher_kl", *(name for name, metric in progress_metrics().items() if metric.is_falling))
-"""Signals for which lower is better."""
+"""The signals for which lower values are better."""
 YOUNG = 8
-"""Minimum number of steps for a verdict."""
+"""The minimum number of steps for a verdict."""
 LONG = 20
-"""Minimum number of steps for the verdict *flat*."""
+"""The minimum number of steps for the verdict *flat*."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The values of one metric by step, and its noise from step to step."""
+    """The values of a metric by step, and the noise of the values from step to step."""
 
     steps: Sequence[int]
     values: Sequence[float]
     sigma: float
     width: int
-    """Number of steps in a stretch."""
+    """The number of steps in a stretch."""
 
     def z(self, early: slice, late: slice) -> float:
-        """Return the number of standard errors by which the later stretch is above the earlier one."""
+        """Return the difference between the means of two stretches (later minus earlier), divided by its standard error."""
         a, b = self.values[early], self.values[late]
         if not a or not b:
             return 0.0
@@ -192,38 +195,38 @@ class Course:
 
     @property
     def first(self) -> slice:
-        """The first stretch."""
+        """The indices of the first stretch of steps."""
         return slice(0, self.width)
 
     @property
     def last(self) -> slice:
-        """The last stretch."""
+        """The indices of the last stretch of steps."""
         return slice(len(self.values) - self.width, len(self.values))
 
     def mean(self, part: slice) -> float:
-        """Return the mean of a stretch."""
+        """Return the mean of the values in a stretch of steps."""
         return fmean(self.values[part])
 
     def thirds(self) -> tuple[slice, slice]:
-        """Return the first and the last third."""
+        """Return the indices of the first and of the last third of the steps."""
         size = len(self.values)
         return slice(0, size // 3), slice(size - size // 3, size)
 
     def rise(self) -> float:
-        """Return the larger of two z values: between the outer stretches, and between the outer thirds."""
+        """Return the larger of two z values, which compare the first with the last stretch and the first with the last third."""
         # A few high steps alone are not a rise.
         lucky = median(self.values[self.last]) <= self.mean(self.first)
         return max(0.0 if lucky else self.z(self.first, self.last), self.z(*self.thirds()))
 
     def since(self, below: float) -> int:
-        """Return the first step from which the metric stays at or below a value."""
+        """Return the first step from which the metric remains at or below a value."""
         k = len(self.values)
         while k and self.values[k - 1] <= below:
             k -= 1
         return self.steps[min(k, len(self.steps) - 1)]
 
     def turn(self, start: int) -> int:
-        """Return the index from which a second level best fits the values after `start` (least squares)."""
+        """Return the index at which the values after `start` are best divided into two constant levels (least squares)."""
         own = self.values[start:]
         whole, size, total = sum(own), len(own), 0.0
         scores = []
@@ -233,7 +236,7 @@ class Course:
         return start + 1 + max(range(len(scores)), key=scores.__getitem__)
 
     def best(self) -> slice:
-        """Return the stretch with the largest mean."""
+        """Return the indices of the stretch of steps with the largest mean."""
         w = self.width
         sums = [sum(self.values[:w])]
         for k in range(w, len(self.values)):
@@ -243,7 +246,10 @@ class Course:
 
 
 def course(steps: Sequence[float], column: Column, counts: Column | None = None) -> Course | None:
-    """Return the values and noise of a column; None for fewer than 3 values. With `counts`, each value is a share of that many episodes."""
+    """Return the values and the noise of a column, or None if it has fewer than 3 values.
+
+    If `counts` is given, each value is a share of the given number of episodes.
+    """
     there = [(int(step), value) for step, value in zip(steps, column, strict=True) if _known(value)]
     if len(there) < 3:
         return None
@@ -275,8 +281,9 @@ def judge(
 ) -> Verdict:
     """Return the verdict on a run.
 
-    `columns` holds every metric by name, with a value or None for each of `steps`; `evaluations` holds rows with
-    `step`, `success` and `interval`. `opposed`: whether agents win what others lose.
+    The argument `columns` holds every metric by name, with a value or None for each of `steps`. The argument
+    `evaluations` holds rows with `step`, `success` and `interval`. The argument `opposed` states whether agents win
+    what other agents lose.
     """
     if len(steps) < YOUNG:
         sentence = (
@@ -292,7 +299,7 @@ def judge(
 
 
 class _Found:
-    """The values that the rules use."""
+    """The values that the rules of a verdict use."""
 
     def __init__(
         self,
@@ -319,7 +326,7 @@ class _Found:
         self.by_critic = any(name.startswith(("explained_variance/", "value_error/")) for name in columns)
 
     def _family(self, name: str) -> list[Column]:
-        """Return the columns of a family, except those for the parts of a mixture."""
+        """Return the columns of a family of metrics, except those for the parts of a mixture."""
         return [
             column
             for key, column in self.columns.items()
@@ -330,7 +337,7 @@ class _Found:
         return course(self.steps, self.columns[name], counts) if name in self.columns else None
 
     def _signal(self) -> tuple[str, Course | None]:
-        """Return the signal, with a sign such that larger is better, and its name."""
+        """Return the name and the course of the signal, with a sign such that larger values are better."""
         if self.success is not None:
             return "success", self.success
         if self.returns is not None:
@@ -350,7 +357,7 @@ class _Found:
         return "", None
 
     def _fallen(self) -> list[Evidence]:
-        """Return the fall of the signal from its best stretch to its last one, if it is significant and large."""
+        """Return evidence of a decrease of the signal from its best to its last stretch, if the decrease is significant and large."""
         signal = self.signal
         known = progress_metrics().get(self.name)
         if (
@@ -388,12 +395,12 @@ class _Found:
         return [Evidence("diverging", sentence, self.name, at)]
 
     def _harder(self, since: int) -> bool:
-        """Return whether success on unseen problems, measured after a step, is as high as ever before."""
+        """Return whether success on unseen problems, measured after the given step, is at least as high as in all earlier evaluations."""
         rows = self.measured
         return len(rows) > 1 and rows[-1][0] >= since and rows[-1][1] >= max(row[1] for row in rows[:-1])
 
     def _exploded(self) -> list[Evidence]:
-        """Return KLs and gradient norms that are both large and ten times their first value."""
+        """Return evidence of KL divergences and gradient norms that are both large and ten times their first value."""
         found = []
         for family, phrase, bound in (
             ("kl", "KL to the reference of", 1.0),
@@ -413,7 +420,7 @@ class _Found:
         return found
 
     def failing(self) -> list[Evidence]:
-        """Return the share of episodes that ended in an error, if it is large until the end."""
+        """Return evidence of a large share of episodes that ended with an error, if the share remains large until the end."""
         failed = self._course("failed_episodes")
         if failed is None:
             return []
@@ -481,7 +488,10 @@ class _Found:
         return [Evidence("hacked", sentence, panel)] if (sentence := self._traded()) else []
 
     def _traded(self) -> str:
-        """Return a phrase about the rise of the mean return and the fall of success in training; empty unless both occur."""
+        """Return a phrase about the increase of the mean return and the decrease of success in training.
+
+        The result is empty unless both occur.
+        """
         returns, success = self.returns, self.success
         if returns is None or success is None or returns.rise() < 3:
             return ""
@@ -493,7 +503,7 @@ class _Found:
         )
 
     def _unseen_fall(self, returns_panel: str) -> Evidence | None:
-        """Return the fall of success on unseen problems since the best evaluation, and the change in training."""
+        """Return evidence of a decrease of success on unseen problems since the best evaluation, and of the change in training."""
         if len(self.measured) < 2 or self.opposed:
             return None
         *earlier, (end, now, _, high) = self.measured
@@ -532,7 +542,10 @@ class _Found:
         return Evidence("diverging", then, "success", step)
 
     def _between(self, own: Course, start: int, end: int) -> tuple[float, float, float] | None:
-        """Return the means before or around one step and before another, with the z of their difference; None for too few values."""
+        """Return the means of the values up to one step and up to another step, with the z value of their difference.
+
+        The result is None if there are too few values.
+        """
         before = [k for k, step in enumerate(own.steps) if step <= max(start, own.steps[0] + own.width - 1)]
         after = [k for k, step in enumerate(own.steps) if step <= end]
         early = slice(max(0, len(before) - own.width), len(before))
@@ -542,7 +555,7 @@ class _Found:
         return own.mean(early), own.mean(late), own.z(early, late)
 
     def _unrewarded(self) -> bool:
-        """Return whether all completions have received the same reward, which is not above 0."""
+        """Return whether all completions have received the same reward, and this reward is not positive."""
         rewards = [*self._family("reward"), *self._family("reward_max")]
         others = [*self._family("return"), self.columns.get("success", ())]
         known = {value for column in rewards for value in column if value is not None}
@@ -572,7 +585,7 @@ class _Found:
         return [Evidence("starved", sentence, "dead_groups", whole[0] if whole else 0)]
 
     def course(self) -> Evidence:
-        """Return the evidence for the course of the signal, for a run without any other fault."""
+        """Return the evidence about the course of the signal, for a run without any other problem."""
         signal, name = self.signal, self.name
         if signal is None or len(signal.values) < 3:
             if self.opposed:
@@ -619,12 +632,12 @@ class _Found:
         return Evidence("young", f"{counted}: {why}", name)
 
     def _members(self, family: str) -> list[tuple[str, str]]:
-        """Return the names of a family's columns, each with its agent or policy."""
+        """Return the names of the columns of a family, each with its agent or policy."""
         return [(name, name.partition("/")[2]) for name in self.columns if name.startswith(f"{family}/")]
 
 
 def _measured(row: Mapping[str, Any]) -> tuple[int, float, float, float] | None:
-    """Return an evaluation's step, success and the ends of its interval; None if one of these is missing."""
+    """Return the step and the success of an evaluation and the ends of the interval, or None if one of these is missing."""
     step, success, ends = row.get("step"), row.get("success"), row.get("interval")
     numbers = [step, success, *(ends if isinstance(ends, list | tuple) and len(ends) == 2 else ())]
     if len(numbers) != 4 or not all(
@@ -636,12 +649,12 @@ def _measured(row: Mapping[str, Any]) -> tuple[int, float, float, float] | None:
 
 
 def _known(value: float | None) -> TypeGuard[float]:
-    """Return whether a value is a number whose square is finite; damaged files may hold any value."""
+    """Return whether a value is a number whose square is finite. Damaged files may contain any value."""
     return value is not None and abs(value) < 1e100
 
 
 def _mean(columns: Sequence[Column]) -> Column:
-    """Return the mean of columns, step by step."""
+    """Return the mean of several columns for each step."""
     rows = ([value for value in values if _known(value)] for values in zip(*columns, strict=True))
     return [fmean(row) if row else None for row in rows]
 

@@ -1,4 +1,4 @@
-"""The run directory: all files of a run, in open formats; `reader` reads them.
+"""Writes the run directory, which contains all files of a run in open formats. The module `reader` reads these files.
 
     <run>/
       config.yaml          the resolved config, with which this run can be repeated
@@ -23,12 +23,12 @@
       exact.json, evaluated.jsonl      results of later commands, see `findings`
       rolled-back/         files that `kapelle runs rollback` has moved, see `rollback`
 
-Rows of metrics and evaluations and the episodes of a step are appended with one write each; every other file is
-replaced atomically. A killed process therefore leaves at most an incomplete last line or step, which readers ignore and
-a resumed run removes: it first rewinds to the positions in its checkpoint, so that no row is lost or written twice. A
-trainer saves a checkpoint before it writes the first row, so that it can always rewind. Readers of episodes compare
-them with `recorded.jsonl`, and a resume raises RunDirectoryError if they have changed. A non-finite number raises
-NumericsError: the caller must handle such numbers before it records them.
+The rows of metrics and evaluations and the episodes of a step are appended with one write each. All other files are
+replaced atomically. Therefore, a killed process leaves at most an incomplete last line or step, which readers ignore. A
+resumed run removes an incomplete line or step by rewinding to the positions in its checkpoint, so that no row is lost
+or written twice. A trainer saves a checkpoint before it writes the first row, so that rewinding is always possible.
+Readers of episodes compare them with `recorded.jsonl`, and resuming a run raises RunDirectoryError if the episodes have
+changed. A non-finite number raises NumericsError, so the caller must handle such numbers before it records them.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ from kapelle.types import Group, Image, Json, Split
 # -------- Tables of JSON lines: write a row, truncate a table.
 
 TABLES = ("metrics.jsonl", "evaluations.jsonl", "recorded.jsonl")
-"""The tables whose positions checkpoints store; `recorded` describes the last one."""
+"""The tables whose positions are stored in checkpoints. The table `recorded.jsonl` is described in `recorded`."""
 
 
 def row_line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
-    """Return the line that is appended for a row; raises NumericsError for a non-finite number."""
+    """Return the line that is appended for a row. Raises NumericsError for a non-finite number."""
     try:
         return json.dumps({"step": step, **row}, allow_nan=False).encode("ascii") + b"\n"
     except ValueError as error:
@@ -90,7 +90,7 @@ def row_line(table: str, step: int, row: Mapping[str, Json]) -> bytes:
 
 
 def pretty(value: Mapping[str, Json]) -> bytes:
-    """Return the content of a JSON file, indented."""
+    """Return the content of a JSON file with indentation."""
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
@@ -102,7 +102,7 @@ def cut_table(path: Path, size: int) -> None:
 
 
 def changed_lines(old: str, new: str) -> list[str]:
-    """Return the lines that differ between two config texts, as phrases."""
+    """Return the lines that differ between two config files, as phrases."""
     before, after = old.splitlines(), new.splitlines()
     gone = [f"no longer '{line.strip()}'" for line in before if line not in after]
     return gone + [f"now '{line.strip()}'" for line in after if line not in before]
@@ -110,7 +110,8 @@ def changed_lines(old: str, new: str) -> list[str]:
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
 SYSTEM, DISTRIBUTIONS = UNCOUNTED = ("system.jsonl", "distributions.jsonl")
-"""Use of the machine, and histograms: checkpoints do not count these rows; a resume removes the rows of the steps that it repeats."""
+"""The tables with the use of the machine and with histograms, which checkpoints do not count. A resume removes the rows of the
+steps that it repeats."""
 _NAMES = {
     "config.yaml",
     "provenance.json",
@@ -132,12 +133,18 @@ _NAMES = {
 
 
 def last_counted(positions: Mapping[str, int], folder: str) -> int:
-    """Return the last step of a folder that a checkpoint's positions count, or -1 if there is none; traces belong to training steps."""
+    """Return the last step of a folder that the positions of a checkpoint count, or -1 if there is none.
+
+    Traces belong to training steps.
+    """
     return positions.get(FOLDERS[0] if folder == "traces" else folder, -1)
 
 
 def new_path(recipe: str, started: datetime | None = None, root: Path = Path("runs")) -> Path:
-    """Return a folder name for a run that starts now: `runs/<recipe>-<yyyymmdd-hhmmss>`, followed by `-2`, `-3` … if the name is taken."""
+    """Return an unused folder name `runs/<recipe>-<yyyymmdd-hhmmss>` for a run that starts now.
+
+    If the name is already used, `-2`, `-3` and so on are appended.
+    """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(recipe).stem).strip("-.") or "run"
     path = root / f"{name}-{started or datetime.now().astimezone():%Y%m%d-%H%M%S}"
     candidates = (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 10_000)))
@@ -146,9 +153,10 @@ def new_path(recipe: str, started: datetime | None = None, root: Path = Path("ru
 
 @contextmanager
 def new_folder(name: str, root: Path = Path("runs")) -> Iterator[Path]:
-    """Create and yield the folder whose name `new_path` returns; remove it if the block fails while the folder is empty.
+    """Create and yield the folder whose name `new_path` returns. If the block fails while the folder is empty, the folder is removed.
 
-    Processes that start in the same second get different folders. Raises RunDirectoryError.
+    Processes that start in the same second get different folders. Raises RunDirectoryError if the folder cannot be
+    created.
     """
     beside = root.is_dir()
     with writing(root):
@@ -169,20 +177,20 @@ def new_folder(name: str, root: Path = Path("runs")) -> Iterator[Path]:
 
 
 class RunDirectory:
-    """A run directory that only this process writes to.
+    """A run directory to which only this process writes.
 
-    Use it as a context manager: if an exception leaves the block, the run is marked as failed or interrupted, and the
-    lock is released. Every write raises RunDirectoryError if the disk fails.
+    The object is a context manager. If an exception leaves the block, the run is marked as failed or interrupted. The
+    lock is released at the end of the block. Every write raises RunDirectoryError if the disk fails.
     """
 
     def __init__(self, path: Path, lock: RunLock, *, resumed: bool) -> None:
         self.path = path
         self.say: Callable[[str], None] = lambda _: None
-        """Called with a message when a resume continues without missing files."""
+        """A function that is called with a message when a resume continues although files are missing."""
         self._ends: dict[str, int] = {}
-        """Number of bytes of each table that this process has read or written."""
+        """The number of bytes of each table that this process has read or written."""
         self.resumed = resumed
-        """Whether the directory already contained this run; if so, `rewind` must be called before anything is recorded."""
+        """Whether the directory already contained this run. If true, `rewind` must be called before anything is recorded."""
         self._lock = lock
         self._rewound = not resumed
         self._counted: bytes | None = None
@@ -190,7 +198,7 @@ class RunDirectory:
         self._unflushed: set[Path] = set()
         self._status = Status("running", "start", 0, os.getpid(), socket.gethostname(), now(), now())
         self._log: int | None = None
-        """Descriptor of `run.log`; None if the file cannot be opened, or if this process does not own the run yet."""
+        """The file descriptor of `run.log`, or None if the file cannot be opened or if this process does not own the run yet."""
 
     @classmethod
     def create(
@@ -202,10 +210,10 @@ class RunDirectory:
         resume: bool,
         differences: Callable[[str, str], Sequence[str]] = changed_lines,
     ) -> RunDirectory:
-        """Create a new run directory or, with `resume`, open an existing one, and lock it.
+        """Create a new run directory or, if `resume` is true, open an existing one, and lock it.
 
-        `differences(old, new)` lists the changes in the config that prevent a resume. A caller that allows changes
-        (such as more steps) passes its own function; the file then holds the new config.
+        The function `differences(old, new)` lists the changes in the config that prevent a resume. A caller that allows
+        changes (such as more steps) passes its own function, and the new config is then stored.
 
         Raises RunDirectoryError if the directory is in use or holds other files or another config, if it is already a
         run and `resume` is not set, or if it is not a run and `resume` is set.
@@ -274,7 +282,7 @@ class RunDirectory:
 
     @contextmanager
     def _write(self, path: Path) -> Iterator[None]:
-        """Check that this process owns the run, and turn OSError inside the block into RunDirectoryError."""
+        """Check that this process owns the run, and convert OSError inside the block to RunDirectoryError."""
         self._lock.recheck()
         with writing(path):
             try:
@@ -284,7 +292,7 @@ class RunDirectory:
                 raise
 
     def _open_log(self) -> None:
-        """Open `run.log`, if possible: a run continues without it."""
+        """Open `run.log` if possible. If the file cannot be opened, the run continues without it."""
         with suppress(OSError):
             own_file(self.path / LOG)
             self._log = os.open(self.path / LOG, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -292,13 +300,13 @@ class RunDirectory:
             self.log(start_line(self._status))
 
     def log(self, text: str) -> None:
-        """Append a line with the time to `run.log`; if the disk cannot store it, the run continues."""
+        """Append a line with the current time to `run.log`. If the disk cannot store the line, the run continues."""
         if self._log is not None:
             with suppress(OSError):
                 write_all(self._log, f"{now()} {cleaned(text)}\n".encode())
 
     def fail(self, error: Exception) -> None:
-        """Record why the run has failed, in `failure.json`, `run.log` and the status."""
+        """Record the reason why the run has failed in `failure.json`, in `run.log` and in the status."""
         failure = failure_of(error, self._status, self.path)
         self.log("\n".join(["failed", *failure.lines(), failure.traceback]))
         # The disk may have caused the error; another error from the disk must not replace it.
@@ -308,7 +316,7 @@ class RunDirectory:
             self.report(self._status.phase, self._status.step, "failed")
 
     def recheck(self) -> None:
-        """Raise RunDirectoryError unless this process is the run's only owner; call it before changing files."""
+        """Raise RunDirectoryError unless this process is the only owner of the run. Call this method before changing files."""
         self._lock.recheck()
 
     def record_start(self, start: Mapping[str, Json]) -> None:
@@ -320,11 +328,11 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
+        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     def record_metrics(self, step: int, row: Mapping[str, float]) -> None:
-        """Append the metrics of a step; raises a NumericsError that names a non-finite value."""
+        """Append the metrics of a step. Raises NumericsError, which names the metric with a non-finite value."""
         wrong = [name for name, value in row.items() if not math.isfinite(value)]
         if wrong:
             raise NumericsError(
@@ -333,7 +341,7 @@ class RunDirectory:
         self._append("metrics.jsonl", step, row)
 
     def record_evaluation(self, step: int, row: Mapping[str, Json]) -> None:
-        """Append one evaluation after `step` updates: any JSON mapping with finite numbers.
+        """Append an evaluation after `step` updates, which may be any JSON mapping with finite numbers.
 
         The first evaluation of a resumed run may measure the same weights as the last evaluation that its checkpoint
         counts. If the two rows are identical, the row is not written again.
@@ -378,12 +386,12 @@ class RunDirectory:
             )
 
     def record_episodes(self, step: int, groups: Sequence[Group], split: Split = "train") -> None:
-        """Write all episodes of a step or, for the split `test`, of the evaluation after it; call this once for each step."""
+        """Write all episodes of a step or, for the split `test`, of the evaluation after the step. Call this method once for each step."""
         assert self._rewound, "a resumed run rewinds before it records"
         self._record(step, f"episodes/{split}", dump_groups(step, groups, self._write_image))
 
     def _write_image(self, image: Image) -> None:
-        """Write an image's file unless it exists."""
+        """Write the file of an image unless the file exists."""
         path = self.path / "images" / image.file
         if not path.is_file():
             with self._write(path):
@@ -401,7 +409,7 @@ class RunDirectory:
         self._append(RECORDED, step, described(name, content, data))
 
     def record_traces(self, step: int, traces: Sequence[Trace]) -> None:
-        """Write the traces of a step's episodes, if there are any."""
+        """Write the traces of the episodes of a step, if there are any."""
         if traces:
             self._record(step, "traces", dump_traces(step, traces))
 
@@ -415,7 +423,7 @@ class RunDirectory:
             self._append(DISTRIBUTIONS, step, {name: each.row() for name, each in found.items()})
 
     def positions(self) -> dict[str, int]:
-        """Flush all rows to the disk and return the positions where they end, which a checkpoint stores."""
+        """Flush all rows to the disk and return the positions of their ends, which are stored in a checkpoint."""
         with writing(self.path):
             for path in sorted(self._unflushed):
                 flush(path)
@@ -489,7 +497,7 @@ class RunDirectory:
         self._rewound = True
 
     def _cut_uncounted(self, path: Path, last: int) -> None:
-        """Keep one complete row of a table that checkpoints do not count for each step up to `last`."""
+        """Keep only one complete row for each step up to `last` in a table that checkpoints do not count."""
         before = path.read_bytes()
         kept: dict[object, bytes] = {}
         for number, line in enumerate(before.splitlines(keepends=True)):
@@ -509,7 +517,7 @@ class RunDirectory:
             replace_file(path, after)
 
     def report(self, phase: str, step: int, state: State = "running") -> None:
-        """Record what the run is doing, or how it ended."""
+        """Record the current activity of the run, or how the run ended."""
         self._status = replace(self._status, phase=phase, step=step, state=state, updated=now())
         # This writes the format of `pretty` without indentation by `json`, whose encoder then leaves reference cycles.
         rows = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in asdict(self._status).items()]
@@ -517,17 +525,20 @@ class RunDirectory:
             replace_file(self.path / "status.json", ("{\n" + ",\n".join(rows) + "\n}\n").encode(), sync=False)
 
     def point_latest(self, checkpoint: Path) -> None:
-        """Write the path of this checkpoint, relative to the run, into `latest`."""
+        """Write the path of a checkpoint, relative to the run, into the file `latest`."""
         with self._write(self.path / "latest"):
             replace_file(self.path / "latest", f"{checkpoint.relative_to(self.path).as_posix()}\n".encode())
 
     def prune(self, keep: int, newest: Path, best: Path | None = None) -> list[Path]:
-        """Delete old checkpoints, see `checkpoint_folder.prune`, and return the deleted folders."""
+        """Delete old checkpoints as described in `checkpoint_folder.prune`, and return the deleted folders."""
         self._lock.recheck()
         return prune(self.checkpoints, keep, newest, best)
 
     def forget_episodes(self, split: Split, done: int, keep: int | None) -> None:
-        """Delete the files that hold only steps before the newest `keep` steps up to `done` (episodes and traces); None keeps all."""
+        """Delete the files (episodes and traces) that hold only steps before the newest `keep` steps up to `done`.
+
+        If `keep` is None, all files are kept.
+        """
         if keep is None:
             return
         before = done - keep + 1
@@ -543,7 +554,7 @@ class RunDirectory:
                     path.unlink()
 
     def close(self) -> None:
-        """Release the lock and the log."""
+        """Release the lock and close the log."""
         if self._log is not None:
             run_logs.remove(self._log)
             os.close(self._log)

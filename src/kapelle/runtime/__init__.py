@@ -1,1 +1,1 @@
-"""Plain tools of a process: seeds, random generators, event loops, bounded requests, durable files."""
+"""General tools for processes, such as seeds, random generators, event loops, HTTP requests with limits, and crash-safe files."""

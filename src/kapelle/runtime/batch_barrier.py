@@ -1,11 +1,12 @@
-"""The barrier before a batch: the sampler waits until every episode that may still send a request has sent it.
+"""A barrier before each batch: the sampler waits until every episode that may still send a request has sent its request.
 
-The last bits of a row's results depend on the other rows of its batch. A run is reproducible only if batches always have the same rows,
-however long an environment, a tool, a grader or an endpoint takes. Whatever can send requests to the sampler is a `Participant`: an
-episode, or a step of its environment. A sampler continues only when every participant in its event loop waits for an answer.
+The last bits of the results of a sequence depend on the other sequences of its batch. A run is reproducible only if batches always
+contain the same sequences, regardless of the speed of environments, tools, graders and endpoints. Everything that can send requests
+to the sampler is a `Participant`, such as an episode or a step of its environment. A sampler continues only when every participant in
+its event loop is waiting for a result.
 
-A participant is *out* while it is busy elsewhere: it waits neither for an answer nor for an inner participant. Participants form a
-tree: an episode contains the step of its environment, and a step may contain a request to a judge.
+A participant is *out* while it is waiting neither for a result of the sampler nor for an inner participant. Participants form a tree:
+an episode contains the steps of its environment, and a step may contain a request to a judge.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from types import TracebackType
 from typing import Self
 
 SLICES = 10
-"""The patience is divided into this many slices, because a sleeping machine uses up only one of them."""
+"""Number of intervals into which the patience is divided. If the machine sleeps, only one of these intervals is used up."""
 
 Order = tuple[int, tuple[int, ...]]
-"""Sort key of a participant's requests in a batch: the number of its last answer, and its place in the tree."""
+"""Sort key of a participant's requests in a batch, which consists of the number of its last result and its position in the tree."""
 
 
 class BatchBarrier:
-    """The participants of one event loop."""
+    """The participants of one event loop, for which the sampler waits."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = weakref.ref(loop)
         self.changes = 0
-        """Number of events so far: a participant begins, ends, sends a request or gets an answer."""
+        """Number of events so far. An event occurs when a participant starts, ends, sends a request or receives a result."""
         self.answers = 0
-        """Number of answered requests."""
+        """Number of completed requests."""
         self.begun = 0
-        """Number of outermost participants that have begun."""
+        """Number of outermost participants that have started."""
         self.busy: set[Participant] = set()
-        """Participants that are out."""
+        """Participants that are out, for which the sampler waits."""
         self._waiters: set[asyncio.Future[None]] = set()
 
     def note(self, part: Participant, out: bool) -> None:
@@ -49,7 +50,10 @@ class BatchBarrier:
                     waiter.set_result(None)
 
     async def all_waiting(self, patience: float) -> None:
-        """Wait until no participant is out; after `patience` s without a change, warn and continue without them."""
+        """Wait until no participant is out.
+
+        If nothing changes for `patience` seconds, print a warning and continue without the remaining participants.
+        """
         idle = 0
         while self.busy and idle < SLICES:
             before = self.changes
@@ -79,7 +83,7 @@ _current: ContextVar[Participant | None] = ContextVar("part", default=None)
 
 
 def batch_barrier() -> BatchBarrier:
-    """Return the barrier of the running event loop."""
+    """Return the barrier of the current event loop."""
     loop = asyncio.get_running_loop()
     part = _current.get()
     if part is not None and part.barrier.loop() is loop:
@@ -88,7 +92,7 @@ def batch_barrier() -> BatchBarrier:
 
 
 def current_participant() -> Participant | None:
-    """Return the innermost current participant, or None."""
+    """Return the innermost current participant, or None if there is no participant."""
     part = _current.get()
     if part is None or part.barrier.loop() is not asyncio.get_running_loop():
         return None
@@ -96,32 +100,34 @@ def current_participant() -> Participant | None:
 
 
 def ends_requests() -> None:
-    """Declare that the current participant sends no more requests, so that the sampler does not wait for its cleanup."""
+    """Declare that the current participant will send no more requests, so that the sampler does not wait for its cleanup."""
     part = current_participant()
     if part is not None and not part.followed:
         part.end()
 
 
 class Participant:
-    """A sender of requests, perhaps inside another participant; a context manager."""
+    """A context manager for code that sends requests to the sampler. A participant may be inside another participant."""
 
     def __init__(self, place: int | None = None, *, followed: bool = False) -> None:
-        """Begin at a place among the siblings, by default after those that have already begun.
+        """Start a participant at a position among its siblings, by default after all siblings that have already started.
 
-        `followed`: another participant begins when this one ends, so the sampler waits for its end.
+        The argument `followed` states whether another participant starts when this participant ends; if so, the sampler waits until
+        this participant has ended.
         """
         self._holder = holder = current_participant()
         self.barrier: BatchBarrier = batch_barrier() if holder is None else holder.barrier
         self.followed = followed
         self.begun = 0
-        """Number of inner participants that have begun."""
+        """Number of inner participants that have started."""
         self.within: set[Participant] = set()
-        """Inner participants that have not ended."""
+        """Inner participants that have not yet ended."""
         self._requests = 0
         self._late = False
         self._token: Token[Participant | None] | None = None
         self.ended: bool = holder is not None and holder.ended
-        """Whether it has ended, so that the sampler does not wait for it; its inner participants begin as ended."""
+        """Whether the participant has ended, so that the sampler does not wait for it. Inner participants of an ended participant also
+        start in this state."""
         scope: BatchBarrier | Participant = self.barrier if holder is None else holder
         scope.begun += 1
         answered, path = self.barrier.answers, tuple[int, ...]()
@@ -130,7 +136,7 @@ class Participant:
             holder.note()
             answered, path = holder.order
         self.order: Order = answered, (*path, scope.begun - 1 if place is None else place)
-        """Sort key of its requests among those of other participants."""
+        """Sort key of the participant's requests among the requests of other participants."""
         self.note()
 
     def __enter__(self) -> Self:
@@ -152,25 +158,25 @@ class Participant:
             pass
 
     def began_request(self) -> None:
-        """Note a new request."""
+        """Record that the participant sent a request."""
         self._requests += 1
         self._late = False
         self.note()
 
     def ended_request(self) -> None:
-        """Note an answer."""
+        """Record that the participant received a result."""
         self.barrier.answers += 1
         self._requests -= 1
         self.order = (self.barrier.answers, self.order[1])
         self.note()
 
     def give_up(self) -> None:
-        """Let the sampler continue without this participant until its next request."""
+        """Let the sampler continue without this participant until the next request of the participant."""
         self._late = True
         self.note()
 
     def end(self) -> None:
-        """Send no more requests, and end all inner participants; a second call has no effect."""
+        """End this participant and all inner participants. Further calls have no effect."""
         if self.ended:
             return
         self.ended = True
@@ -182,5 +188,5 @@ class Participant:
         self.note()
 
     def note(self) -> None:
-        """Report to the barrier whether it is out."""
+        """Report to the barrier whether this participant is out."""
         self.barrier.note(self, not (self.ended or self._late or self._requests or self.within))

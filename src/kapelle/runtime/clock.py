@@ -1,7 +1,8 @@
-"""Time limits that do not count the time in which this process was stopped.
+"""Measure time limits without the time in which this process was stopped.
 
-Closing a laptop or SIGSTOP pauses a trainer. A limit that kept counting would make correct work fail. So waiting code reads the clock
-often. If the time between two readings is longer than a busy machine can explain, it counts as one ordinary interval.
+A process is paused when a laptop is closed or when the process receives SIGSTOP. If the time limit continued during the pause,
+correct code would fail. Code that waits therefore reads the clock often. If the time between two readings is longer than a busy
+machine can explain, only one normal interval is counted.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from contextlib import asynccontextmanager
 from typing import IO
 
 LOOK_EVERY_S = 0.05
-"""Maximum seconds between two readings of the clock while waiting."""
+"""Maximum time in seconds between two readings of the clock by code that waits."""
 LOOK_EVERY_TURN_S = 0.25
-"""The same in an event loop, where many tasks wait at once."""
+"""Maximum time in seconds between two readings of the clock in an event loop, where many tasks wait at the same time."""
 _STOPPED = 5
-"""Multiple of that time after which a process must have been stopped."""
+"""Factor for the time between two readings: after this multiple of the maximum, the process must have been stopped."""
 
 
 class SuspendAwareClock:
-    """Seconds since its creation, without those in which this process did not run.
+    """A clock that counts the seconds since its creation, without the time in which this process was stopped.
 
     Waiting code must call `now` every `look_every_s` seconds.
     """
@@ -33,7 +34,7 @@ class SuspendAwareClock:
         self._seconds = 0.0
 
     def now(self) -> float:
-        """Return the counted seconds."""
+        """Return the number of seconds counted so far."""
         looked = time.monotonic()
         passed = looked - self._looked
         self._seconds += passed if passed < _STOPPED * self._look_every_s else self._look_every_s
@@ -42,7 +43,7 @@ class SuspendAwareClock:
 
 
 def wait_readable(source: int | IO[bytes], clock: SuspendAwareClock, until: float) -> bool:
-    """Wait until `source` can be read or has ended, at most until the clock reaches `until`; return whether it can be read."""
+    """Wait until `source` can be read or has ended, at most until the clock reaches `until`, and return whether it can be read."""
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)
         while True:
@@ -56,7 +57,10 @@ def wait_readable(source: int | IO[bytes], clock: SuspendAwareClock, until: floa
 
 @asynccontextmanager
 async def suspend_aware_timeout(seconds: float) -> AsyncIterator[None]:
-    """Raise TimeoutError inside the block after the event loop of this process ran for `seconds`."""
+    """Raise TimeoutError inside the block after the event loop has run for this many seconds.
+
+    Time in which the process was stopped is not counted.
+    """
     clock = SuspendAwareClock(LOOK_EVERY_TURN_S)
     loop = asyncio.get_running_loop()
     next_look: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""Print text that may come from models: without control characters, and with a clear error if printing fails."""
+"""Print text that may come from models, without control characters and with a clear error if printing fails."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from kapelle.runtime.interrupts import gone_terminal
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
-    """Print a string at once, without control characters; raise OutputError if it cannot be written (a full disk).
+    """Print a string without control characters, and flush the output.
 
-    A closed pipe raises BrokenPipeError, which is not an error of the command: the reader needs no more output.
+    Raises OutputError if the string cannot be written, for example because the disk is full. Raises BrokenPipeError if the pipe is
+    closed; this is not an error of the command, because the reader needs no more output.
     """
     try:
         print(cleaned(text), file=stream or sys.stdout, flush=True)

@@ -1,4 +1,4 @@
-"""Constraints on completions as grammars in llguidance's dialect of Lark, and forced tool calls.
+"""Convert constraints on completions to grammars in llguidance's dialect of Lark, and create constraints that force tool calls.
 
 This module does not need llguidance: `models.token_masks` compiles the grammars for a model's tokens.
 """
@@ -15,28 +15,31 @@ from kapelle.errors import ConfigError
 from kapelle.types import Constraint, Json
 
 HEADER = '%llguidance {"no_forcing": true}'
-"""Allow every tokenisation of a text, so that only the text matters. Choices have one tokenisation, the tokeniser's (`lark_of`)."""
+"""Grammar header that allows every tokenisation of a text. Choices are an exception: only the tokenisation of the tokeniser is allowed
+(`lark_of`)."""
 
 JSON_OPTIONS: Mapping[str, Json] = {"whitespace_pattern": "[ ]?"}
-"""Allow at most one space where JSON allows any whitespace: a model could fill its limit with spaces."""
+"""Options for JSON that allow at most one space where JSON allows any whitespace, because a model could fill its token limit with
+spaces."""
 
 LONGEST = 1_000_000
-"""Maximum number of characters in a constraint."""
+"""Maximum number of characters of a constraint."""
 DEEPEST = 64
-"""Maximum depth of a schema, because schema compilers are recursive."""
+"""Maximum depth of a JSON schema, because schema compilers are recursive."""
 
 
 Tokenise = Callable[[str], Sequence[int]]
-"""Function of a string that returns its tokens; none if they do not spell exactly this string."""
+"""Function that returns the tokens of a string, or no tokens if they do not decode to exactly this string."""
 
 
 def lark_of(
     constraint: Constraint, special: Mapping[str, int] | None = None, tokenise: Tokenise | None = None
 ) -> str:
-    """Return a constraint as a grammar whose rule `start` is the whole completion; raise ConfigError for an invalid constraint.
+    """Return a constraint as a grammar, in which the rule `start` describes the whole completion.
 
-    A marker of a forced call may be written as one of the `special` tokens (text → id) or in letters. A choice is written in the
-    tokens that `tokenise` returns. Without `tokenise`, or if it returns none, any tokens that spell the choice are allowed.
+    Raises ConfigError if the constraint is invalid. The argument `special` maps the texts of special tokens to their ids. A marker of
+    a forced call can be written either as a special token or as ordinary characters. A choice must be written with the tokens that
+    `tokenise` returns. If `tokenise` is None or returns no tokens, all tokenisations of the choice are allowed.
     """
     text = constraint.text
     if len(text) > LONGEST:
@@ -65,19 +68,22 @@ def lark_of(
 
 
 def json_rule(schema: Json, *, lenient: bool = False) -> str:
-    """Return the grammar rule for JSON that follows a schema; if `lenient`, ignore what the library does not support (`uniqueItems`)."""
+    """Return the grammar rule for JSON that satisfies a schema.
+
+    With `lenient`, schema keywords that llguidance does not support (`uniqueItems`) are ignored.
+    """
     if isinstance(schema, Mapping):
         schema = {**schema, "x-guidance": {**JSON_OPTIONS, "lenient": True} if lenient else JSON_OPTIONS}
     return f"%json {json.dumps(schema)}"
 
 
 def quoted(text: str) -> str:
-    """Return a string as a string literal of a grammar."""
+    """Return a string as a string literal for a grammar."""
     return json.dumps(text)
 
 
 def _in_tokens(grammar: str, special: Mapping[str, int], tokenise: Tokenise | None) -> str:
-    """Return a grammar with tokens in its rules of marks and choices, which may come from a grammar sent to a server."""
+    """Replace strings by tokens in the rules of markers and choices of a grammar, which may come from a grammar sent to a server."""
 
     def mark(found: re.Match[str]) -> str:
         token = special.get(json.loads(found[2]))
@@ -91,10 +97,10 @@ def _in_tokens(grammar: str, special: Mapping[str, int], tokenise: Tokenise | No
 
 
 _MARK_RULE = re.compile(r'^(mark_\d+: )("[^\n]*")$', re.MULTILINE)
-"""The rule of a marker in `forced_call`."""
+"""Regular expression of the rule of a marker in `forced_call`."""
 CHOICE = "kapelle_choice"
 _CHOICE_RULE = re.compile(rf'^({CHOICE}_\d+: )("[^\n]*")$', re.MULTILINE)
-"""The rule of a choice in `lark_of`."""
+"""Regular expression of the rule of a choice in `lark_of`."""
 
 
 def _pattern(regex: str) -> str:
@@ -130,32 +136,32 @@ def _name(constraint: Constraint) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PairForm:
-    """How a model writes an argument of a call as a key and a value."""
+    """The format in which a model writes an argument of a tool call as a key and a value."""
 
     begin: str
-    """Text before the value; `KEY` is the argument's name."""
+    """Text before the value, in which `KEY` stands for the name of the argument."""
     pad: str
-    """Text between the value and its end."""
+    """Text between the value and the end marker."""
     end: str
-    """The end of the value, which no value contains."""
+    """Marker at the end of the value, which values cannot contain."""
     never: str
-    """Forbidden characters of keys."""
+    """Characters that keys cannot contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a model writes tool calls."""
+    """The format in which a model writes tool calls."""
 
     begin: str
-    """Text before the first call; other text before a call is allowed only if this is not empty."""
+    """Text before the first call. Other text before a call is allowed only if this text is not empty."""
     call: str
-    """One call; `NAME` is the tool's name, and `ARGUMENTS` are the arguments, a JSON object."""
+    """Format of one call. `NAME` stands for the name of the tool, and `ARGUMENTS` stands for the arguments as a JSON object."""
     end: str = ""
-    """Text after the last call."""
+    """Text after the last call of a message."""
     between: str | None = None
-    """Text between two calls; None if an answer makes only one call."""
+    """Text between two calls, or None if a message contains only one call."""
     pairs: PairForm | None = None
-    """How arguments are written one by one, with unquoted strings; None if they are written as one object."""
+    """Format in which arguments are written one by one with unquoted strings, or None if arguments are written as one JSON object."""
 
 
 HERMES = CallForm(
@@ -164,25 +170,25 @@ HERMES = CallForm(
     "\n</tool_call>",
     "\n</tool_call>\n<tool_call>\n",
 )
-"""Hermes, Qwen2.5 and Qwen3."""
+"""The format of Hermes, Qwen2.5 and Qwen3."""
 LLAMA = CallForm("", '{"name": "NAME", "parameters": ARGUMENTS}')
 MISTRAL = CallForm("[TOOL_CALLS] [", '{"name": "NAME", "arguments": ARGUMENTS}', "]", ", ")
 MISTRAL_NAMED = CallForm("[TOOL_CALLS]", "NAME[ARGS]ARGUMENTS", between="[TOOL_CALLS]")
-"""Since Mistral's tokeniser 11."""
+"""The format of Mistral models since version 11 of the tokeniser."""
 DEEPSEEK = CallForm(
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
     "NAME<｜tool▁sep｜>ARGUMENTS",
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "<｜tool▁call▁end｜><｜tool▁call▁begin｜>",
 )
-"""V3.1 and later."""
+"""The format of DeepSeek V3.1 and later."""
 DEEPSEEK_FENCED = CallForm(
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
     "function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```",
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>",
 )
-"""V3 and R1."""
+"""The format of DeepSeek V3 and R1."""
 GLM = CallForm(
     "<tool_call>",
     "NAME\nARGUMENTS",
@@ -197,21 +203,21 @@ QWEN_CODER = CallForm(
     "\n</tool_call>\n<tool_call>\n",
     PairForm("<parameter=KEY>\n", "\n", "</parameter>", "<>\n"),
 )
-"""Qwen3-Coder and Qwen3.5."""
+"""The format of Qwen3-Coder and Qwen3.5."""
 HARMONY = CallForm("<|channel|>commentary to=functions.", "NAME <|constrain|>json<|message|>ARGUMENTS")
-"""gpt-oss: a turn ends after one call."""
+"""The format of gpt-oss, in which a turn ends after one call."""
 
 CALL_FORMS = (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK, DEEPSEEK_FENCED, GLM, QWEN_CODER, HARMONY)
 
 _MARK = re.compile(r"(<[^<>=\s]+>|\[[A-Z_]+\])")
-"""A part of a form that is often a single special token."""
+"""Regular expression of the parts of a format that are often a single special token."""
 CALL_MARKS = frozenset(
     mark
     for form in CALL_FORMS
     for text in (form.begin, form.call, form.end, form.between or "")
     for mark in _MARK.findall(text)
 )
-"""Special tokens that forced calls may contain."""
+"""Special tokens that forced tool calls may contain."""
 
 
 def forced_call(
@@ -222,12 +228,13 @@ def forced_call(
     words: bool = False,
     several: bool = False,
 ) -> Constraint:
-    """Return the constraint that the completion calls one of the tools, with arguments that follow its schema.
+    """Return a constraint that forces the completion to call one of the tools, with arguments that satisfy the schema of the tool.
 
-    `tools` are in OpenAI's form, `{"type": "function", "function": {"name": …, "parameters": …}}`, or the inner part of it. A `name`
-    selects one tool. With `words`, any text may precede the call, whose first marker is then spelled in letters. With `several`,
-    more calls may follow. Unsupported parts of a schema are ignored unless the tool is `strict`. Raises ConfigError if there is no tool,
-    or if the form cannot express the calls.
+    Each tool is given in the format of the OpenAI API, `{"type": "function", "function": {"name": …, "parameters": …}}`, or as the
+    inner part of this object. If a `name` is given, only this tool can be called. With `words`, any text may precede the call; the
+    first marker of the call is then written as ordinary characters. With `several`, more calls may follow. Unsupported parts of a
+    schema are ignored unless the tool is `strict`. Raises ConfigError if there is no tool, or if the format of the model cannot
+    express the calls.
     """
     offered = [each.get("function", each) for each in tools]
     chosen = [each for each in offered if name is None or each["name"] == name]
@@ -237,7 +244,7 @@ def forced_call(
     marks: dict[str, str] = {}
 
     def written(text: str) -> str:
-        """Return a string as parts of a rule; markers have their own rules (`_MARK_RULE`)."""
+        """Return a string as the parts of a rule, in which each marker is a reference to its own rule (`_MARK_RULE`)."""
         pieces = filter(None, _MARK.split(text))
         return " ".join(
             marks.setdefault(each, f"mark_{len(marks)}") if _MARK.fullmatch(each) else quoted(each)
@@ -282,13 +289,13 @@ _PLAIN_NAME = re.compile(r"[\w.-]{1,128}")
 _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
 _OF_TEXTS = {"type", "enum", "const", "pattern", "minLength", "maxLength"}
 _REMARKS = {"title", "description", "default", "examples", "deprecated", "$comment"}
-"""Schema keywords that do not affect values."""
+"""JSON schema keywords that do not affect which values are valid."""
 
 
 def _pairs(form: PairForm, rule: str, tool: str, schema: Json, lines: list[str], *, lenient: bool) -> str:
-    """Return the pairs of a tool's arguments, in the order of the schema, as parts of a rule; add the rules of its strings to `lines`.
+    """Return the key-value pairs of a tool's arguments as parts of a rule, and add the rules of their strings to `lines`.
 
-    Raises ConfigError for unsupported keywords.
+    The pairs are in the order of the schema. Raises ConfigError if the schema contains unsupported keywords.
     """
     if not isinstance(schema, Mapping):
         raise ConfigError(f"The parameters of the tool '{tool}' are not a JSON schema.")
@@ -322,7 +329,7 @@ def _pairs(form: PairForm, rule: str, tool: str, schema: Json, lines: list[str],
 
 
 def _plain_text(form: PairForm, rule: str, place: str, schema: Mapping[str, Any], lines: list[str]) -> str:
-    """Return an unquoted string and its end as a part of a rule; add its own rules to `lines`."""
+    """Return an unquoted string and its end marker as a part of a rule, and add further rules for the string to `lines`."""
     beyond = sorted(set(schema) - _OF_TEXTS - _REMARKS)
     if beyond:
         raise ConfigError(

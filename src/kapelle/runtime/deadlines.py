@@ -1,21 +1,23 @@
-"""Deadlines for user code: end a call that does not return in time.
+"""Run user code with time limits, and end calls that do not return in time.
 
     answer = call("`task` of environment 'math'", "environment", 600.0, environment.task, split, index)
     reward = await within("Grading an answer", "grader", 1800.0, grade(text))
 
-Both raise DeadlineExceeded after these seconds; an episode records it as its error. Environments, graders and engines run on
-the thread of the event loop, in a fixed order, so that a run is reproducible; some code works only on the main thread (`signal.alarm`,
-connections to SQLite). How a late call is ended depends on what it does:
+Both functions raise DeadlineExceeded after the given number of seconds. An episode stores this error as its `error`. Environments,
+graders and engines run on the thread of the event loop in a fixed order, so that runs are reproducible. In addition, some code works
+only on the main thread (`signal.alarm`, SQLite connections). How a late call is ended depends on what the call does:
 
-    it awaits forever                       its task is cancelled, once more after `GRACE` seconds, then abandoned with its episode
-    it blocks the main thread               a signal handler raises DeadlineExceeded in the call, then every second
+    The call awaits forever                 The task is cancelled, cancelled again after `GRACE` seconds, and then abandoned together
+                                            with its episode.
+    The call blocks the main thread         A signal handler raises DeadlineExceeded in the call, and raises it again every second.
       (`time.sleep`, `while True`)
-    it blocks in C code, or another thread  the command ends; files on the disk are complete at every moment
+    The call blocks in C code, or           The command ends. The files on disk are complete at every moment.
+      in another thread
 
-An environment that declares `blocking = True` runs on its own threads (`rollout/bounded_states.py`), which can be abandoned.
+An environment that declares `blocking = True` runs on separate threads (`rollout/bounded_states.py`), which can be abandoned.
 
-Only the time of the call itself counts. The clock of an event loop stops while something blocks the loop, and while this process is
-stopped (SIGSTOP, a sleeping laptop).
+Only the time of the call itself is counted. The clock of an event loop stops while other code blocks the loop, and while this process
+is stopped (SIGSTOP, a sleeping laptop).
 """
 
 from __future__ import annotations
@@ -40,72 +42,72 @@ from kapelle.runtime.watchdog import TICK, end_process, every_tick
 T = TypeVar("T")
 
 PAUSE = 1.0
-"""Seconds until DeadlineExceeded is raised again in a call that has swallowed it."""
+"""Time in seconds until DeadlineExceeded is raised again in a call that caught it and continued."""
 GRACE = 5.0
-"""Seconds for a cancelled task to clean up."""
+"""Maximum time in seconds for the cleanup of a cancelled task."""
 UNBREAKABLE = 30.0
-"""Seconds after the call's limit until the command ends, if the call cannot be interrupted."""
+"""Time in seconds between the time limit of a call and the end of the command, if the call cannot be interrupted."""
 BREAKER = signal.SIGURG
-"""The signal that wakes the main thread; by default it does nothing."""
+"""The signal that interrupts the main thread. By default, processes ignore this signal."""
 
 
 class DeadlineExceeded(BaseException):
     """A call exceeded its time limit.
 
-    It is not an Exception, so that `except Exception` in the interrupted code does not catch it.
+    The class does not inherit from Exception, so that `except Exception` in the interrupted code does not catch it.
     """
 
 
 _LOOP_WORK = frozenset({"engine", "episode"})
-"""Kinds of calls that may block the event loop."""
+"""Kinds of calls that are allowed to block the event loop."""
 
 
 class Limit:
-    """The time limit of one call, and its time so far."""
+    """The time limit of one call, and the time that the call has used."""
 
     def __init__(self, what: str, kind: str, seconds: float, clock: LoopClock | None = None) -> None:
-        """`what` names the call, `kind` the settings section with its `timeout`; `clock` counts its seconds."""
+        """Set the name of the call (`what`), the settings section with its `timeout` (`kind`), its limit and its clock."""
         self.what, self.kind, self.seconds, self.clock = what, kind, seconds, clock
         self.own = 0.0
-        """Seconds before `since`."""
+        """Number of seconds that the call used before `since`."""
         self.since = None if clock is None else clock.seconds
         self.interrupted_at = 0.0
-        """Time when DeadlineExceeded was last raised in it while it blocked."""
+        """Time when DeadlineExceeded was last raised in the call while it blocked the thread."""
         self.cancels = 0
-        """How many times its task was cancelled for lateness."""
+        """Number of times that the task of the call was cancelled because it exceeded the limit."""
         self.task: asyncio.Task[Any] | None = None
         self.outer: Limit | None = None
-        """The limit of the call that awaits this one."""
+        """The limit of the call that awaits this call."""
         self.on_abandoned: Callable[[DeadlineExceeded], None] | None = None
-        """Ends its episode without the task, if the task ignores its cancellation."""
+        """Function that ends the episode of the call without waiting for the task, if the task ignores its cancellation."""
 
     @property
     def used(self) -> float:
-        """Seconds used so far."""
+        """Number of seconds that the call has used so far."""
         return self.own + (self.clock.seconds - self.since if self.clock and self.since is not None else 0.0)
 
     def pause(self) -> None:
-        """Stop counting."""
+        """Stop counting the time of the call."""
         self.own, self.since = self.used, None
 
     def resume(self) -> None:
-        """Continue counting."""
+        """Continue counting the time of the call."""
         if self.since is None and self.clock is not None:
             self.since = self.clock.seconds
 
     def reason(self) -> DeadlineExceeded:
-        """Return the exception for the late call."""
+        """Return the exception that is raised because the call is late."""
         return DeadlineExceeded(f"{self.what} took more than {self.seconds:g} s (`{self.kind}.timeout`).")
 
     def raise_if_late(self) -> None:
-        """Raise DeadlineExceeded if the task was cancelled for lateness."""
+        """Raise DeadlineExceeded if the task was cancelled because it exceeded the limit."""
         if self.cancels and self.task is not None:
             for _ in range(self.cancels):
                 self.task.uncancel()
             raise self.reason() from None
 
     def end(self) -> None:
-        """Cancel the task of this late call; the third time, end its episode without the task."""
+        """Cancel the task of this late call. The third time, end its episode without waiting for the task."""
         assert self.task is not None, "a call that is awaited has a task"
         if self.cancels < 2:
             self.cancels += 1
@@ -119,18 +121,18 @@ class Limit:
 
 
 class LoopClock:
-    """Counts the seconds in which an event loop is free."""
+    """A clock that counts only the seconds in which an event loop is not blocked."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.open: set[Limit] = set()
-        """Awaited calls."""
+        """Limits of the calls that are being awaited."""
         self.ticks = False
-        """Whether it is checking the calls."""
+        """Whether the clock is checking the calls."""
         self._before = 0.0
 
     def begin(self) -> None:
-        """Check the calls from now on, until none is `open`."""
+        """Start to check the calls, until `open` is empty."""
         self.ticks, self._before = True, time.monotonic()
         asyncio.get_running_loop().call_later(TICK, self._tick)
 
@@ -150,7 +152,7 @@ _clocks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClock] = weakr
 
 
 def _clock_here() -> LoopClock | None:
-    """Return the clock of the event loop that runs on this thread; None without one."""
+    """Return the clock of the event loop that is running on this thread, or None if no event loop is running."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -162,23 +164,26 @@ def _clock_here() -> LoopClock | None:
 
 
 class _Lane:
-    """One thread that runs user code."""
+    """The state of a thread that runs user code."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self.main = self.thread is threading.main_thread()
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The event loop that `run_async` runs here."""
+        """The event loop that `run_async` is running on this thread."""
         self.running: Limit | None = None
-        """The call that runs now."""
+        """The limit of the call that is currently running on this thread."""
         self.serial = 0
-        """Counts calls, so that the watchdog can distinguish a call that has not returned from a later one."""
+        """Number of calls so far. The watchdog uses it to distinguish a call that has not returned from a later call."""
         self.seen = -1
         self.interrupting = False
-        """Whether the signal that ends `running` was sent."""
+        """Whether the signal that ends the running call was already sent."""
 
     def look(self, passed: float) -> None:
-        """Add the time since the last look to the call that blocks this thread, and end a late call; called by the watchdog."""
+        """Add the time since the last check to the call that blocks this thread, and end the call if it is late.
+
+        The watchdog calls this method.
+        """
         running, serial = self.running, self.serial
         blocks, self.seen = serial == self.seen, serial
         if running is None or not blocks:
@@ -196,7 +201,7 @@ class _Lane:
 
 
 def _handle_breaker(_number: int, _frame: FrameType | None) -> None:
-    """Raise DeadlineExceeded in the call that runs on the main thread, if that is still the late call."""
+    """Raise DeadlineExceeded in the call that is running on the main thread, if this call is still late."""
     lane = _lane()
     if lane.running is not None and lane.interrupting and lane.running.used >= lane.running.seconds:
         lane.interrupting = False
@@ -204,17 +209,17 @@ def _handle_breaker(_number: int, _frame: FrameType | None) -> None:
 
 
 _here = threading.local()
-"""Holds this thread's _Lane as `lane`."""
+"""Thread-local storage, with the state of the current thread in the attribute `lane`."""
 _lanes: dict[_Lane, None] = {}
 _starts = machine.ThreadStarts()
 current: ContextVar[Limit | None] = ContextVar("limit", default=None)
-"""The limit of the current call; tasks that the call starts inherit it."""
+"""The limit of the current call. Tasks that the call starts inherit this limit."""
 on_abandoned: ContextVar[Callable[[DeadlineExceeded], None] | None] = ContextVar("on_abandoned", default=None)
-"""Ends the episode of this task without waiting for the task; see `gather_abandonable`."""
+"""Function that ends the episode of the current task without waiting for the task; see `gather_abandonable`."""
 
 
 def _lane() -> _Lane:
-    """Return the record of this thread, and ensure that the watchdog observes it."""
+    """Return the state of this thread, and make sure that the watchdog observes the thread."""
     lane: _Lane | None = getattr(_here, "lane", None)
     if lane is None:
         lane = _here.lane = _Lane()
@@ -249,26 +254,26 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 @dataclass(frozen=True)
 class Patience:
-    """Time limits in seconds; an episode that exceeds one fails with an error."""
+    """Time limits in seconds. An episode that exceeds a limit fails."""
 
     environment: float = 600.0
-    """One call of an environment or episode state: `task`, `start`, `observe`, `step`, `close`, …"""
+    """Time limit of one call of an environment or episode state, such as `task`, `start`, `observe`, `step` or `close`."""
     episode: float = 14_400.0
-    """One episode, from its start to its end."""
+    """Time limit of one episode, from its start to its end."""
     engine: float = 3600.0
-    """One request to an engine, without its time in the queue."""
+    """Time limit of one request to an engine, without the time that the request waits in the queue."""
     grader: float = 1800.0
-    """Grading one text, without the time in a queue for a sandbox or a connection."""
+    """Time limit for grading one text, without the time that the call waits for a sandbox or a connection."""
 
 
 patience_here: ContextVar[Patience] = ContextVar("patience", default=Patience())  # noqa: B039 - frozen
-"""The limits of the current episode."""
+"""The time limits of the current episode."""
 
 
 def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
-    """Call `work` on this thread; raise DeadlineExceeded in it if it takes longer than `seconds`.
+    """Call `work` on this thread, and raise DeadlineExceeded in the call if it takes longer than `seconds`.
 
-    The message begins with `what` and names the `timeout` of the settings section `kind`.
+    The error message starts with `what` and refers to the setting `timeout` of the settings section `kind`.
     """
     # Every call of an environment goes through this function, so it makes few Python calls.
     try:
@@ -284,7 +289,7 @@ def call(what: str, kind: str, seconds: float, work: Callable[..., T], *given: A
 
 
 def _leave(lane: _Lane, before: Limit | None) -> None:
-    """End a call, also while DeadlineExceeded is being raised; the outer call `before` continues."""
+    """End a call, even if DeadlineExceeded is being raised, and continue to count the time of the outer call `before`."""
     late: DeadlineExceeded | None = None
     while True:
         try:
@@ -298,7 +303,7 @@ def _leave(lane: _Lane, before: Limit | None) -> None:
 
 
 def charged_to(limit: Limit | None, work: Callable[..., T], *given: Any) -> T:
-    """Call `work`, a step of a task, as part of the call that started the task."""
+    """Call `work`, which is a step of a task, and count its time as time of the call that started the task."""
     lane: _Lane = _here.lane
     before, lane.running = lane.running, None if limit is None or limit.kind in _LOOP_WORK else limit
     lane.serial += 1
@@ -310,7 +315,10 @@ def charged_to(limit: Limit | None, work: Callable[..., T], *given: Any) -> T:
 
 @contextmanager
 def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Watch for calls that block the event loop of this thread; its tasks call `charged_to`."""
+    """Watch for calls that block the event loop of this thread.
+
+    The tasks of this event loop must call `charged_to`.
+    """
     lane = _lane()
     before, lane.loop = (lane.loop, lane.running), loop
     try:
@@ -321,10 +329,11 @@ def watching_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
 
 
 def pause_deadline(*, outer_too: bool = False) -> Callable[[], None]:
-    """Stop counting the seconds of the current call until the returned function is called; `outer_too` includes the calls around it.
+    """Stop counting the time of the current call, until the returned function is called.
 
-    For calls in a queue for a scarce resource: rows of a batch, connections, sandboxes. The time in the queue does not count towards
-    their limits. An episode that waits for an external program pauses all limits: neither its environment's call nor the episode has begun.
+    With `outer_too`, this also applies to the calls that contain the current call. This function is used while a call waits in a
+    queue for a limited resource, such as a place in a batch, a connection or a sandbox. An episode that waits for an external program
+    pauses all limits, because neither the call of the environment nor the episode has started.
     """
     clock, paused = _clock_here(), list[Limit]()
     limit = current.get()
@@ -342,7 +351,7 @@ def pause_deadline(*, outer_too: bool = False) -> Callable[[], None]:
 
 
 async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
-    """Await `work`; raise DeadlineExceeded if it waits and computes for longer than `seconds`."""
+    """Await `work`, and raise DeadlineExceeded if the total time of waiting and computing exceeds `seconds`."""
     try:
         lane: _Lane = _here.lane
     except AttributeError:
@@ -393,9 +402,10 @@ async def within(what: str, kind: str, seconds: float, work: Awaitable[T]) -> T:
 async def gather_abandonable(
     works: Sequence[Callable[[], Coroutine[Any, Any, T]]], without: Callable[[int, DeadlineExceeded], T]
 ) -> list[T]:
-    """Run coroutines at once and return their results in order, as `asyncio.gather`.
+    """Run coroutines concurrently and return their results in order, like `asyncio.gather`.
 
-    The result of a coroutine that is late and ignores its cancellation is `without(its place, the error)`.
+    If a coroutine is late and ignores its cancellation, the function `without` is called with its index and the error, and the
+    returned value is used as its result.
     """
     loop = asyncio.get_running_loop()
     results: list[asyncio.Future[T]] = [loop.create_future() for _ in works]

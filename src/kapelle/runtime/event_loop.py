@@ -1,7 +1,7 @@
-"""Run coroutines from synchronous code, and blocking code on threads that can be abandoned.
+"""Run coroutines from synchronous code, and run blocking code on threads that can be abandoned.
 
-`run_async` is an `asyncio.run` that never waits for user code, and abandons tasks and threads that ignore their cancellation. It also
-works inside a notebook's loop, and a `sys.exit` in a task does not end it.
+The function `run_async` is a variant of `asyncio.run` that never waits for user code at the end: tasks and threads that ignore their
+cancellation are abandoned. The function also works inside the event loop of a notebook, and a `sys.exit` in a task does not end it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from kapelle.runtime.interrupts import (
 
 
 class AbandonableThreads(ThreadPoolExecutor):
-    """An executor of daemon threads, which abandons a running call with its thread if its future is cancelled.
+    """An executor with daemon threads. If the future of a running call is cancelled, the call and its thread are abandoned.
 
-    `asyncio.to_thread` runs blocking code on the loop's executor. Python joins the threads of its own executor at exit, so a call
-    that never returns would keep the process forever.
+    The function `asyncio.to_thread` runs blocking code on the executor of the event loop. Python joins the threads of its own
+    executor at exit, so a call that never returns would keep the process running forever.
     """
 
     def __init__(self, most: int) -> None:
-        """Run at most `most` calls at once, not counting the abandoned ones."""
+        """Allow at most `most` concurrent calls, not counting abandoned calls."""
         super().__init__(1)  # `submit` is replaced, so its thread never starts
         self._most = most
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -49,7 +49,7 @@ class AbandonableThreads(ThreadPoolExecutor):
         self._idle = 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a call when a thread is free, and return its future."""
+        """Run a call as soon as a thread is free, and return the future of its result."""
         made = _Call(self, fn, args, kwargs)
         with self._guard:
             if self._idle:
@@ -70,11 +70,11 @@ class AbandonableThreads(ThreadPoolExecutor):
             del made
 
     def start_thread(self) -> None:
-        """Start a thread."""
+        """Start another thread of the executor."""
         threading.Thread(target=self._work, name="kapelle-loose", daemon=True).start()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End idle threads now, and the others after their call; return at once."""
+        """End idle threads immediately and all other threads after their current call. This method does not wait for them."""
         with self._guard:
             count = self._threads_at_work
         for _ in range(count):
@@ -82,7 +82,7 @@ class AbandonableThreads(ThreadPoolExecutor):
 
 
 class _Call(Future[Any]):
-    """One call, and the thread that it runs on."""
+    """One call, and the thread that runs the call."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class _Call(Future[Any]):
         self._guard = threading.Lock()
 
     def run(self) -> None:
-        """Call the function on this thread, and set its result unless the call was abandoned."""
+        """Call the function on this thread, and set the result unless the call was abandoned."""
         if not self.set_running_or_notify_cancel():
             return
         result, failure = None, None
@@ -115,7 +115,7 @@ class _Call(Future[Any]):
                 self.set_exception(failure)
 
     def cancel(self) -> bool:
-        """Cancel the call; if it runs, abandon it with its thread."""
+        """Cancel the call. If the call is already running, abandon the call and its thread."""
         if super().cancel():
             return True
         with self._guard:
@@ -130,17 +130,17 @@ T = TypeVar("T")
 
 
 THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""Maximum simultaneous calls of `asyncio.to_thread`: Python's default."""
+"""Maximum number of concurrent calls of `asyncio.to_thread`, which is the same as Python's default."""
 GRACE = 2.0
-"""Seconds for cancelled tasks to end before they are abandoned."""
+"""Time in seconds until cancelled tasks that have not ended are abandoned."""
 
 
 def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end, also inside a running event loop (a notebook).
+    """Run a coroutine to its end, even if an event loop is already running (in a notebook).
 
-    A `sys.exit` in one of its tasks becomes an EpisodeError of that task: environments and tools are user code and run in tasks,
-    and asyncio would end the whole loop. Raises StopRequested after a stop request (`interrupts.catch_interrupts`), and abandons
-    tasks and threads that do not end.
+    If user code, such as an environment or a tool, calls `sys.exit` in a task, the task fails with an EpisodeError; asyncio would end
+    the whole loop instead. Raises StopRequested after a stop request (`interrupts.catch_interrupts`). Tasks and threads that do not
+    end are abandoned.
     """
     try:
         asyncio.get_running_loop()
@@ -165,7 +165,7 @@ def run_async(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine as `asyncio.run`, without waiting for tasks that do not end."""
+    """Run a coroutine like `asyncio.run`, but without waiting for tasks that do not end."""
     stop_if_requested()
     # Without free descriptors, asyncio would leave a half-made loop, and Python would print a traceback when that is collected.
     # So first open as many descriptors as a loop needs, which raises OSError if there are too few.
@@ -191,7 +191,7 @@ def _run(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
-    """Run the loop until a task is done and return its result; StopRequested after a stop request."""
+    """Run the loop until a task is done, and return its result. Raises StopRequested after a stop request."""
 
     def leave() -> None:  # inside a signal handler
         with suppress(RuntimeError):  # the loop may be closed by now
@@ -216,7 +216,7 @@ def _until_done(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
 
 
 def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel the remaining tasks, and abandon those that do not end within `GRACE` seconds."""
+    """Cancel the remaining tasks, and abandon tasks that have not ended after `GRACE` seconds."""
     left = [task for task in asyncio.all_tasks(loop) if not task.done()]
     for task in left:
         task.cancel()
@@ -233,7 +233,7 @@ def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _run_for_a_moment(loop: asyncio.AbstractEventLoop, work: asyncio.Future[Any]) -> None:
-    """Run the loop until `work` is done, for `GRACE` seconds at most."""
+    """Run the loop until `work` is done, but at most for `GRACE` seconds."""
     work.add_done_callback(lambda _: loop.stop())
     late = loop.call_later(GRACE, loop.stop)
     loop.run_forever()
@@ -241,9 +241,12 @@ def _run_for_a_moment(loop: asyncio.AbstractEventLoop, work: asyncio.Future[Any]
 
 
 class _Contained(Coroutine[Any, Any, Any]):
-    """Wraps a task's coroutine: SystemExit becomes EpisodeError, and its steps count towards the call that started the task.
+    """Wraps the coroutine of a task to convert SystemExit to EpisodeError.
 
-    It is not an `async def`, because a task that is cancelled before it starts must throw the error into the inner coroutine.
+    The time of its steps is counted as time of the call that started the task.
+
+    The wrapper is a class and not an `async def`, because a task that is cancelled before it starts must throw the error into the
+    inner coroutine.
     """
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -274,9 +277,9 @@ class _Contained(Coroutine[Any, Any, Any]):
 
 
 class HookedAwaitable(Generic[T]):
-    """Awaits `work`; calls `enter` whenever `work` starts to compute, and `leave` when it waits or ends.
+    """Awaits `work`, and calls `enter` whenever `work` starts to compute and `leave` whenever `work` starts to wait or ends.
 
-    It steps `work` by hand inside the same task, and so adds no turn of the event loop.
+    This class runs the steps of `work` inside the same task, and therefore adds no iteration of the event loop.
     """
 
     def __init__(self, work: Awaitable[T], enter: Callable[[], None], leave: Callable[[], None]) -> None:
@@ -301,13 +304,13 @@ class HookedAwaitable(Generic[T]):
 
 
 class LoopThread:
-    """An event loop on its own thread, on which other threads run coroutines; a context manager."""
+    """A context manager for an event loop on a separate thread, on which other threads can run coroutines."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self.begun = threading.Event()
-        """Set once it runs coroutines."""
+        """Event that is set when the thread is ready to run coroutines."""
         self._thread = threading.Thread(
             target=lambda: run_async(self._wait), name="kapelle-loop", daemon=True
         )
@@ -318,11 +321,11 @@ class LoopThread:
         await self._over.wait()
 
     async def ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine there and return its result; cancelling this cancels it there."""
+        """Run a coroutine on the thread and return its result. If this call is cancelled, the coroutine is also cancelled."""
         return await asyncio.wrap_future(self.begin(work))
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Begin a coroutine there; any thread may wait for its result."""
+        """Start a coroutine on the thread. Any thread may wait for its result."""
         assert self._loop is not None, "the thread has begun"
         return asyncio.run_coroutine_threadsafe(work(), self._loop)
 

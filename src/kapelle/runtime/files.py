@@ -1,7 +1,8 @@
-"""Files that survive a crash: write a temporary file, flush it to the disk, rename it; read files with their hash.
+"""Write files so that a crash never leaves a partial file, and read files together with their hash.
 
-A reader sees the old file or the new one. Functions that write do not catch OSError: the caller knows what it saves, and converts the
-error into one of ours with `writing` or `explain`.
+A new file is written under a temporary name, flushed to disk and then renamed, so that a reader sees either the old file or the new
+file. Functions that write files do not catch OSError. The caller knows what it saves, and converts the error to an error of kapelle
+with `writing` or `explain`.
 """
 
 from __future__ import annotations
@@ -21,23 +22,26 @@ from kapelle.errors import RunDirectoryError
 from kapelle.runtime.machine import REASONS
 
 PARTIAL = ".partial"
-"""Suffix of files that are being written; those that remain after a crash may be deleted."""
+"""Suffix of files that are being written. Files with this suffix that remain after a crash can be deleted."""
 
 
 def cache_folder() -> Path:
-    """Return the cache folder: `$KAPELLE_CACHE`, or `~/.cache/kapelle`."""
+    """Return the path of the cache folder: `$KAPELLE_CACHE`, or `~/.cache/kapelle` if this variable is not set."""
     named = os.environ.get("KAPELLE_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "kapelle"
 
 
 def explain(error: OSError) -> str:
-    """Return why a write failed, and how to fix it."""
+    """Return the reason why writing failed, and how to fix the problem."""
     return REASONS.get(error.errno or 0) or f"{error.strerror or error}. Check the disk and the path."
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError in the block into a RunDirectoryError, which names `path` if the error names no file."""
+    """Convert an OSError in the block to a RunDirectoryError.
+
+    If the error does not contain a file name, the message contains `path`.
+    """
     try:
         yield
     except OSError as error:
@@ -45,14 +49,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all bytes, in several pieces if necessary."""
+    """Write all bytes to a file descriptor, in several pieces if necessary."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a new file and flush it to the disk."""
+    """Write a new file and flush it to disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         write_all(descriptor, data)
@@ -62,9 +66,9 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Replace the content of a file in one step; with `sync=False` the caller has to flush it.
+    """Replace the content of a file in one step. With `sync=False`, the caller must flush the file.
 
-    Without flushing, the change survives the death of the process, but not of the machine.
+    A change that is not flushed survives a crash of the process, but not a crash of the machine.
     """
     beside = path.with_name(f".{path.name}{PARTIAL}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -80,7 +84,7 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def own_file(path: Path) -> None:
-    """Create a missing file; copy a file that hard links share (`cp -al`)."""
+    """Create the file if it is missing. If the file is shared by hard links (`cp -al`), replace it by a copy."""
     with path.open("ab") as file:
         shared = os.fstat(file.fileno()).st_nlink > 1
     if shared:
@@ -88,7 +92,7 @@ def own_file(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file or the entries of a folder to the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -100,26 +104,27 @@ def flush(path: Path) -> None:
 
 BUFFER = 1 << 20
 HASHED_WHOLE = 256 << 20
-"""Size up to which all files of a folder are hashed; for a larger folder, only names, sizes and times are hashed."""
+"""Maximum total size in bytes of a folder whose files are hashed. For larger folders, only names, sizes and modification times are
+hashed."""
 
 
 def check_plain(file: Path, mode: int) -> None:
-    """Raise OSError unless a `stat` mode is that of a regular file: reading a pipe or device might never end."""
+    """Raise OSError unless a `stat` mode is the mode of a regular file. Reading a pipe or a device might never end."""
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(file))
 
 
 def plain_bytes(file: Path) -> bytes:
-    """Return the content of a regular file; raise OSError for anything else."""
+    """Return the content of a regular file. Raises OSError if it is not a regular file."""
     check_plain(file, file.stat().st_mode)
     return file.read_bytes()
 
 
 @contextmanager
 def hashed(file: Path, contents: MutableMapping[str, str] | None) -> Iterator[BinaryIO]:
-    """Open a file to read it, and put its hash into `contents` if the block ends without an error; does not catch OSError.
+    """Open a file for reading, and add its hash to `contents` if the block ends without an error.
 
-    The rest of the file is read for the hash.
+    At the end of the block, the rest of the file is read to compute the hash. An OSError is not caught.
     """
     with file.open("rb", buffering=0) as raw:
         watched = _Watched(cast("io.RawIOBase", raw))
@@ -132,7 +137,7 @@ def hashed(file: Path, contents: MutableMapping[str, str] | None) -> Iterator[Bi
 
 
 def folder_content(folder: Path, chosen: Callable[[Path], bool] = lambda _: True) -> str:
-    """Return one hash of the names and contents of a folder's files; for a large folder, see `HASHED_WHOLE`."""
+    """Return one hash of the names and contents of all files of a folder. For large folders, see `HASHED_WHOLE`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and chosen(path))
     sizes = dict.fromkeys(files, (0, 0))
     for path in files:
@@ -148,7 +153,7 @@ def folder_content(folder: Path, chosen: Callable[[Path], bool] = lambda _: True
 
 
 def content_or_fault(path: Path) -> str:
-    """Return the hash of a file's content, or the reason why it cannot be read."""
+    """Return the hash of the content of a file, or the reason why the file cannot be read."""
     try:
         return sha256(path)
     except OSError as error:
@@ -156,7 +161,7 @@ def content_or_fault(path: Path) -> str:
 
 
 class _Watched(io.RawIOBase):
-    """A file that hashes the bytes that are read."""
+    """A file that computes the hash of all bytes that are read from it."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw
@@ -172,7 +177,10 @@ class _Watched(io.RawIOBase):
 
 
 def decompressed(file: BinaryIO) -> BinaryIO:
-    """Return the content of a file of Zstandard frames (RFC 8878), without skippable frames; raise EOFError if the file is truncated."""
+    """Return the decompressed content of a file of Zstandard frames (RFC 8878), without skippable frames.
+
+    Raises EOFError if the file is truncated.
+    """
     import zstandard
 
     parts: list[bytes] = []
@@ -194,24 +202,24 @@ def decompressed(file: BinaryIO) -> BinaryIO:
 # -------- Manifests: lists of files with their sizes and hashes, for checkpoints and weights.
 
 FOLDER = re.compile(r"(\d{8,})(?:-(\d+))?")
-"""The name of a checkpoint's folder: its step, and a number if a step has several checkpoints."""
+"""Regular expression of the name of a checkpoint's folder, which contains the step and a number if the step has several checkpoints."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step in a checkpoint's name, None for another name."""
+    """Return the step number in the name of a checkpoint, or None if the name is not that of a checkpoint."""
     match = FOLDER.fullmatch(folder.name)
     return int(match[1]) if match else None
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hexadecimal digits; does not catch OSError."""
+    """Return the SHA-256 hash of the content of a file in hexadecimal digits. An OSError is not caught."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dictionary; raise ValueError for a repeated key."""
+    """Return the key-value pairs of a JSON object as a dict. Raises ValueError if a key is repeated."""
     # A damaged name that equals another one would otherwise hide a file from the check.
     if len({key for key, _ in pairs}) < len(pairs):
         raise ValueError("a key is repeated")
@@ -219,7 +227,7 @@ def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_listed(files: dict[str, Any]) -> None:
-    """Raise ValueError or TypeError unless every file has its size and SHA-256."""
+    """Raise ValueError or TypeError unless a size and a SHA-256 hash are listed for every file."""
     for expected in files.values():
         if expected.keys() != {"bytes", "sha256"} or type(expected["bytes"]) is not int:
             raise ValueError("a file's entry has another form")

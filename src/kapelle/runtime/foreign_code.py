@@ -1,6 +1,6 @@
-"""Errors of user code, and errors of other processes.
+"""Handle errors of user code and errors of other processes.
 
-An error of user code, such as an environment, becomes a message that names the line (`reason`, `call_user_code`).
+An error of user code, such as an environment, is converted to a message that contains the line of code (`reason`, `call_user_code`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ T = TypeVar("T")
 
 
 class Unfit(ConfigError):
-    """User code violates its contract; the message names the method and the fix."""
+    """User code does not implement the required interface. The message contains the name of the method and how to fix it."""
 
 
 NOT_THEIRS = {"kapelle", "torch", "numpy", "pydantic", *sys.stdlib_module_names} - {"__main__"}
-"""Packages that are not user code."""
+"""Names of packages that are not user code."""
 
 
 def place_of(error: BaseException) -> str:
-    """Return the innermost line of user code in an error's traceback, as `my_env.py, line 42`; empty without one."""
+    """Return the innermost line of user code in the traceback of an error, such as `my_env.py, line 42`.
+
+    The result is empty if the traceback contains no user code.
+    """
     frame, own = error.__traceback__, None
     while frame is not None:
         if str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in NOT_THEIRS:
@@ -41,7 +44,7 @@ def place_of(error: BaseException) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """Return the message of an error in one line, without links to pydantic's pages."""
+    """Return the message of an error as one line, without links to pydantic's documentation."""
     if isinstance(error, pydantic.ValidationError):
         first = error.errors(include_url=False)[0]
         frozen = first["type"] == "frozen_instance"
@@ -58,7 +61,7 @@ def words_of(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error of user code in one line, with the line of code that raised it."""
+    """Return the message of an error of user code as one line, with the line of code that raised it."""
     message = words_of(error)
     if isinstance(error, KapelleError | DeadlineExceeded):
         return message
@@ -67,7 +70,7 @@ def reason(error: BaseException) -> str:
 
 
 def check_parameters(what: str, function: Callable[..., object], *names: str) -> None:
-    """Raise Unfit if a function does not take arguments of these names in this order."""
+    """Raise Unfit if a function does not take arguments with these names in this order."""
     try:
         taken = inspect.signature(function)
     except ValueError:  # a function in C may have no signature
@@ -80,10 +83,10 @@ def check_parameters(what: str, function: Callable[..., object], *names: str) ->
 
 
 def call_user_code(what: str, seconds: float, work: Callable[..., T], *given: Any) -> T:
-    """Return the result of a call of user code, which has `seconds` (`environment.timeout`).
+    """Call user code with a time limit in seconds (`environment.timeout`), and return the result.
 
-    Raises Unfit if `work` raises an error, is late or returns a coroutine. Kapelle's own errors (missing data, a team that does not fit) are
-    raised as they are.
+    Raises Unfit if `work` raises an error, exceeds the time limit or returns a coroutine. Errors of kapelle, such as missing data or
+    an unsupported team, are raised unchanged.
     """
     try:
         found = call(f"`{what}`", "environment", seconds, work, *given)
@@ -110,22 +113,28 @@ def call_user_code(what: str, seconds: float, work: Callable[..., T], *given: An
 
 
 class EnvironmentErrorElsewhere(Exception):
-    """An environment's error in another process; this class gets the name of the original class."""
+    """An error of an environment in another process. The name of the exception class is that of the original class."""
 
 
 def sent_error(error: BaseException) -> dict[str, str]:
-    """Return an error as plain values, `kind`, `message` and `trace`; call it in the handler that caught the error."""
+    """Return an error as a dict with the strings `kind`, `message` and `trace`.
+
+    This function must be called in the exception handler that caught the error.
+    """
     return {"kind": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
 
 
 def received_error(sent: Mapping[str, str], who: str, *, named: bool = False) -> KapelleError:
-    """Return the error that the process `who` has sent by `sent_error`; if `named`, messages of known classes begin with `who`."""
+    """Return the error that the process `who` sent with `sent_error`.
+
+    With `named`, the message of an error of a known class starts with `who`.
+    """
     same = _same_class(sent["kind"], f"{who}: {sent['message']}" if named else sent["message"])
     return same or EngineError(f"{who} failed: {sent['kind']}: {sent['message']}\n{sent['trace']}")
 
 
 def environment_error(kind: str, message: str) -> BaseException:
-    """Return an error that an environment has raised in another process, by the name of its class."""
+    """Return the error that an environment raised in another process, given the name of its class."""
     same = _same_class(kind, message)
     if same is not None:
         return same

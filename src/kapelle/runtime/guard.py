@@ -1,8 +1,8 @@
 """Run a program that must end with the process that started it, even if that process is killed.
 
-It runs as its own file, `python guard.py COMMAND…`, so that it imports nothing of kapelle. Its standard input is a pipe that the
-other process holds open. When the pipe closes, or the other process is no longer its parent, it ends the program and everything in
-the program's session. It ends when the program ends, with the same exit code.
+The guard is a separate process, `python guard.py COMMAND…`, that does not import kapelle. The standard input of the guard is a pipe
+that the parent process keeps open. When the pipe closes, or when the parent process is no longer the parent of the guard, the guard
+ends the program and all processes in the program's session. When the program exits, the guard exits with the same exit code.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import sys
 from collections.abc import Sequence
 
 LOOK = 0.5
-"""Seconds between two checks whether the program has ended."""
+"""Time in seconds between two checks whether the program has exited."""
 GRACE = 10.0
-"""Seconds for the program to end after SIGTERM."""
+"""Maximum time in seconds for the program to exit after SIGTERM."""
 
 
 def guarded(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a program under a guard; it ends with this process, or when `end` is called."""
+    """Start a program under a guard. The program ends when this process ends or when `end` is called."""
     return subprocess.Popen(  # noqa: S603 - our own interpreter and file, and the caller's command
         [sys.executable, __file__, *command],
         env=environment,
@@ -32,7 +32,7 @@ def guarded(command: Sequence[str], environment: dict[str, str]) -> subprocess.P
 
 
 def end(guard: subprocess.Popen[bytes]) -> None:
-    """End the program of `guarded`; a second call has no effect."""
+    """End the program that was started with `guarded`. Further calls have no effect."""
     if guard.stdin is not None:
         guard.stdin.close()
     try:
@@ -43,7 +43,7 @@ def end(guard: subprocess.Popen[bytes]) -> None:
 
 
 def main(command: Sequence[str], parent: int) -> int:
-    """Run a program until it ends or the other process closes the pipe; return its exit code."""
+    """Run a program until it exits or until the process that started the guard closes the pipe, and return the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the other process handles signals of the terminal
         signal.signal(number, lambda *_: None)
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - as above

@@ -1,6 +1,7 @@
-"""Requests to a server with limits on its answer (bytes, seconds, connections), and retries.
+"""Send HTTP requests with retries and with limits on the size of the response, the time and the number of connections.
 
-The server may answer without end, a byte at a time, or not at all. That must neither block an episode forever nor fill the memory.
+A server may send an endless response, send one byte at a time, or not respond at all. None of this may block an episode forever or
+fill the memory.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES = 4 << 20
-"""Maximum bytes of one answer; 32,000 tokens with all characters escaped take less than 1 MiB."""
+"""Maximum number of bytes of a response. A response with 32,000 tokens takes less than 1 MiB, even if all characters are escaped."""
 MAX_CONNECTIONS = 256
-"""Maximum open connections of one event loop; fewer if the system allows fewer files. Further requests wait in a queue, without counting
-towards a deadline."""
+"""Maximum number of open connections per event loop. If the system allows fewer open files, the maximum is lower. Further requests wait
+in a queue, and this time does not count towards their deadline."""
 
 KEY = "Idempotency-Key"
 _PRIVATE = re.compile(r"(?<=//)[^/@]*@|[?#].*", re.DOTALL)
-"""Secret parts of an address: user, password, query and fragment."""
+"""Regular expression of the secret parts of a URL: user, password, query and fragment."""
 _READING = frozenset({"GET", "HEAD"})
 KEPT_S = 2.0
-"""Seconds for which an idle connection is kept; servers close theirs after five or more."""
+"""Time in seconds for which an idle connection is kept open. Servers close idle connections after five seconds or more."""
 
 
 class Answer(NamedTuple):
-    """The answer of a server."""
+    """The response of a server."""
 
     status: int
     body: bytes
     wait: float | None = None
-    """Seconds until a retry (`Retry-After`)."""
+    """Time in seconds until a retry, from the header `Retry-After`."""
     location: str = ""
-    """Target of a redirect, at most 200 characters; redirects are not followed."""
+    """Target of a redirect, at most 200 characters. Redirects are not followed."""
 
 
 async def post(
@@ -63,13 +64,13 @@ async def post(
     seconds: float,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> tuple[int, bytes]:
-    """Post JSON and return the answer's status and body; see `exchange`."""
+    """Post JSON, and return the status and the body of the response; see `exchange`."""
     answer = await exchange("POST", url, body, {**idempotency_key(), **headers}, seconds, transport)
     return answer.status, answer.body
 
 
 def idempotency_key() -> dict[str, str]:
-    """Return a header by which a server recognises a repeated request (draft-ietf-httpapi-idempotency-key-header)."""
+    """Return a header that lets a server recognise a repeated request (draft-ietf-httpapi-idempotency-key-header)."""
     return {KEY: f'"{uuid.uuid4()}"'}
 
 
@@ -81,13 +82,14 @@ async def exchange(
     seconds: float,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Answer:
-    """Send JSON (nothing for None) and return the answer; redirects are not followed.
+    """Send a request with a JSON body (no body for None), and return the response.
 
-    If a kept connection breaks, the server may have acted or not. Requests that only read, or that have an `idempotency_key`, are
-    sent once more over a new connection.
+    Redirects are not followed. If a connection that was kept open breaks, it is unknown whether the server has processed the request.
+    A request that only reads data, or that has an `idempotency_key`, is therefore sent again over a new connection.
 
-    `seconds` limits everything from connecting to the last byte. Raises EpisodeError for an answer that is late, longer than
-    `MAX_BYTES` or compressed, and httpx.HTTPError for network errors. `transport` replaces the network in tests.
+    The argument `seconds` limits the total time from connecting to the last byte. Raises EpisodeError if the response is late, longer
+    than `MAX_BYTES` or compressed, and httpx.HTTPError if there is a network error. The argument `transport` replaces the network in
+    tests.
     """
     pool = _pools.setdefault(asyncio.get_running_loop(), _Pool())
     # Not compressed, because a few compressed bytes may unpack to many.
@@ -105,7 +107,7 @@ async def exchange(
 
 
 class _Pool:
-    """The connections of one event loop."""
+    """The open connections of one event loop."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Semaphore(most_open(2, MAX_CONNECTIONS))
@@ -120,7 +122,7 @@ class _Pool:
         headers: Mapping[str, str],
         transport: httpx.AsyncBaseTransport | None,
     ) -> Answer:
-        """Return the answer to one request, over an open connection if there is one."""
+        """Send one request and return the response, over an open connection if there is one."""
         import httpx
 
         if transport is not None:
@@ -144,7 +146,7 @@ class _Pool:
             return await _answer(alone, request)
 
     async def _closed_with_its_loop(self, client: httpx.AsyncClient) -> AsyncGenerator[None]:
-        """Close a client when its event loop closes its generators, as every loop does at its end."""
+        """Close a client when its event loop closes its asynchronous generators, as every event loop does at its end."""
         try:
             yield
         finally:
@@ -156,7 +158,10 @@ _pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = weakref.We
 
 
 def _client(transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """Return a client without cookies, and without timeouts, which would continue while this process is stopped."""
+    """Return a client without cookies and without timeouts.
+
+    Timeouts would continue to run while this process is stopped.
+    """
     import httpx
 
     return httpx.AsyncClient(
@@ -187,7 +192,10 @@ async def _answer(client: httpx.AsyncClient, request: httpx.Request) -> Answer:
 
 
 def _wait(header: str) -> float | None:
-    """Return the seconds of a `Retry-After`, a number or a date (RFC 9110, 10.2.3); None for neither."""
+    """Return the number of seconds in a `Retry-After` header (RFC 9110, section 10.2.3).
+
+    The value can be a number or a date. The result is None if the value is neither a number nor a date.
+    """
     try:
         if header.strip().isdecimal():
             return float(header)
@@ -199,36 +207,36 @@ def _wait(header: str) -> float | None:
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """Return the trusted certificate authorities, which are read only once."""
+    """Return an SSL context with the trusted certificate authorities, which are loaded only once."""
     import httpx
 
     return httpx.create_ssl_context()
 
 
 class LateError(EpisodeError):
-    """An answer that was not complete in time; a retry may succeed."""
+    """The response was not complete in time. A retry may succeed."""
 
 
 # -------- Retries: pauses double, with jitter so that clients do not return all together, or last as long as `Retry-After`.
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
-"""Seconds between the first two attempts, and maximum seconds between two attempts without `Retry-After`."""
+"""Time in seconds between the first two attempts, and maximum time in seconds between two attempts without `Retry-After`."""
 MOST_WAITING = 60.0
-"""Maximum seconds of all pauses together."""
+"""Maximum total time in seconds of all pauses between attempts."""
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""Statuses of temporary failures."""
+"""HTTP status codes of temporary failures."""
 _jitter = random.Random()  # no result depends on it
 
 
 class NoAnswer(EpisodeError):
-    """No answer, or an invalid one."""
+    """There was no response, or the response was invalid."""
 
     def __init__(self, reason: str, *, passing: bool, wait: float | None = None) -> None:
         super().__init__(reason)
         self.passing = passing
         """Whether a retry may succeed."""
         self.wait = wait
-        """Seconds until a retry, as the server requests."""
+        """Time in seconds until a retry, as requested by the server."""
 
 
 async def post_with_retries(
@@ -239,10 +247,11 @@ async def post_with_retries(
     retries: int,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> bytes:
-    """Post JSON and return the body of an answer with status 200: JSON without an error. Raises NoAnswer with the last reason.
+    """Post JSON with retries, and return the body of a response with status 200 that contains JSON without an error.
 
-    All attempts have the same `Idempotency-Key`. `seconds` limits one attempt, `retries` the attempts after the first one, and
-    `MOST_WAITING` the pauses between them.
+    Raises NoAnswer with the reason of the last failure. All attempts have the same `Idempotency-Key`. The argument `seconds` is the
+    time limit of one attempt, and `retries` is the maximum number of attempts after the first one. The total time of the pauses is
+    limited by `MOST_WAITING`.
     """
     import tenacity
 
@@ -260,7 +269,7 @@ async def post_with_retries(
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
-    """Return the seconds until the next attempt."""
+    """Return the time in seconds until the next attempt."""
     doubled = min(FIRST_PAUSE * 2.0 ** min(state.attempt_number - 1, 30), LONGEST_PAUSE)
     error = state.outcome.exception() if state.outcome is not None else None
     requested = error.wait if isinstance(error, NoAnswer) else None
@@ -311,7 +320,10 @@ async def _attempt(
 
 
 def error_message(body: bytes, key: str = "") -> str:
-    """Return the message of an error in OpenAI's form, as one line of limited length without the key; empty for other bodies."""
+    """Return the error message in a response in the format of the OpenAI API, as one line of limited length without the API key.
+
+    The result is empty if the response has another format.
+    """
     try:
         message = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,6 +1,7 @@
-"""Check in a few seconds whether the Hugging Face hub has a file; find and download models of ModelScope.
+"""Check in a few seconds whether the Hugging Face hub has a file, and find and download models of ModelScope.
 
-Without a network, the Hugging Face client tries five times for each file, even for downloaded files, which takes minutes.
+Without a network connection, the Hugging Face client makes five attempts for each file, even if the file was already downloaded,
+which takes minutes.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.http import Answer, exchange
 
 SECONDS = 4.0
-"""Seconds for an answer from the hub, from the DNS lookup to the last byte."""
+"""Maximum time in seconds for a response from the hub, from the DNS lookup to the last byte."""
 TOKEN_SOURCES = "HF_TOKEN, `hf auth login`"  # noqa: S105 - the names of places
-"""Sources of the hub's token."""
+"""Description of the sources from which the hub's token is read."""
 
 
 @contextmanager
 def bars_for_people() -> Iterator[None]:
-    """Let libraries that read models and data draw progress bars only on a terminal or in a notebook.
+    """Make libraries that load models and data show progress bars only on a terminal or in a notebook.
 
-    In a file or a pipe each redraw would be a line of the log.
+    In a file or a pipe, each update of a progress bar would add a line.
     """
     if sys.stderr is None or sys.stderr.isatty() or "ipykernel" in sys.modules:
         yield
@@ -55,9 +56,9 @@ def bars_for_people() -> Iterator[None]:
 def hub_fault(
     name: str, kind: Literal["models", "datasets"] = "models", file: str = "config.json"
 ) -> str | None:
-    """Return why the hub does not offer a file of a model or data set, as a clause; None if it does.
+    """Return the reason why the hub does not provide a file of a model or data set, or None if the hub provides the file.
 
-    The environment variables of the hub's client apply (HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN, proxies).
+    The environment variables of the hub's client are respected (HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN, proxies).
     """
     from huggingface_hub import constants
 
@@ -83,23 +84,24 @@ def hub_fault(
 
 
 def hub_address() -> str:
-    """Return the hub's address without a final slash: HF_ENDPOINT, or the public one."""
+    """Return the address of the hub without a final slash, from HF_ENDPOINT or else the public address."""
     from huggingface_hub import constants
 
     return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
 
 
 def get_token() -> str | None:
-    """Return the token that the hub's client would send."""
+    """Return the token that the hub's client would send, or None if there is no token."""
     import huggingface_hub
 
     return huggingface_hub.get_token()
 
 
 def query_hub(method: str, path: str) -> Answer | None:
-    """Return the hub's answer within seconds; None behind a proxy (SOCKS) that only the hub's client may support.
+    """Send a request to the hub and return the response within a few seconds.
 
-    Raises HubUnreachable, with the reason as a clause, if the hub does not answer or the token would be sent in the clear.
+    The result is None if there is a SOCKS proxy, which only the hub's client may support. Raises HubUnreachable if the hub does not
+    respond or if the token would be sent without encryption.
     """
     import httpx
 
@@ -116,7 +118,7 @@ def query_hub(method: str, path: str) -> Answer | None:
 
 
 class HubUnreachable(EngineError):
-    """A hub that does not answer; the reason is a clause."""
+    """The hub does not respond. The message is a clause that states the reason."""
 
     def __init__(self, hub: str, reason: str) -> None:
         super().__init__(f"{without_secrets(hub)} cannot be reached: {reason}")
@@ -125,7 +127,7 @@ class HubUnreachable(EngineError):
 
 @contextmanager
 def offline_hub() -> Iterator[None]:
-    """Let the hub's client use only downloaded files."""
+    """Make the hub's client use only downloaded files."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
@@ -138,25 +140,25 @@ def offline_hub() -> Iterator[None]:
 # -------- ModelScope: models that its package has downloaded or downloads now
 
 MODELSCOPE = "modelscope:"
-"""Prefix of a model's name on ModelScope: `modelscope:Qwen/Qwen2.5-0.5B-Instruct`."""
+"""Prefix of the name of a model on ModelScope, as in `modelscope:Qwen/Qwen2.5-0.5B-Instruct`."""
 SETTINGS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-"""Files with a model's settings and tokeniser, without its weights."""
+"""Patterns of the files that contain a model's settings and tokeniser, but not its weights."""
 
 
 def is_of_modelscope(path: str) -> bool:
-    """Return whether a model's path is a name on ModelScope, and not an address (`modelscope://…`)."""
+    """Return whether a model's path is a name on ModelScope, but not a URL (`modelscope://…`)."""
     return path.startswith(MODELSCOPE) and not path.startswith(f"{MODELSCOPE}//")
 
 
 def modelscope_cache() -> Path:
-    """Return the download folder of ModelScope's package: MODELSCOPE_CACHE, or its default."""
+    """Return the download folder of the ModelScope package: MODELSCOPE_CACHE, or the default of the package."""
     return Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope").expanduser()
 
 
 def modelscope_folder(name: str) -> Path | None:
-    """Return the folder to which any version of ModelScope's package has downloaded a model, or None.
+    """Return the folder to which any version of the ModelScope package has downloaded a model, or None if there is no such folder.
 
-    Since version 1.38 each revision has its own folder; earlier versions replaced dots in the name by three underscores.
+    Since version 1.38, each revision has its own folder. Earlier versions replaced dots in the name by three underscores.
     """
     owner, _, own = name.partition("/")
     cache, safe = modelscope_cache(), own.replace(".", "___")
@@ -172,7 +174,7 @@ def modelscope_folder(name: str) -> Path | None:
 
 
 def modelscope_fault(name: str) -> str | None:
-    """Return why a missing model cannot be downloaded from ModelScope, as a clause; None if it may be possible."""
+    """Return the reason why a missing model cannot be downloaded from ModelScope, or None if a download may be possible."""
     if find_spec("modelscope") is None:
         return "the package that fetches it is not installed: pip install 'kapelle[modelscope]'"
     if name.count("/") != 1 or not all(name.split("/")):
@@ -181,7 +183,10 @@ def modelscope_fault(name: str) -> str | None:
 
 
 def fetch_modelscope(name: str, *, weights: bool) -> Path:
-    """Download a model, or without `weights` its settings and tokeniser, and return its folder; does not catch the package's errors."""
+    """Download a model, or only its settings and tokeniser if `weights` is false, and return its folder.
+
+    Errors of the ModelScope package are not caught.
+    """
     from modelscope import snapshot_download
 
     return Path(snapshot_download(name, **({} if weights else {"allow_patterns": list(SETTINGS)})))

@@ -1,17 +1,18 @@
-"""Stop requests: the step of training ends and is saved, or the run resumes from its last checkpoint.
+"""Handle stop requests: the current training step finishes and is saved, or the run can later be resumed from its last checkpoint.
 
-    with catch_interrupts() as interrupts:      the command: signals become a stop request
-        with finishing(): step()                finishes first
-        evaluate()                              may stop earlier (`stop_if_requested`, `to_notify`): raises StopRequested
-        with unbroken(): save()                 runs to its end
+    with catch_interrupts() as interrupts:      # signals are converted to a stop request
+        with finishing(): step()                # finishes before the stop
+        evaluate()                              # may stop earlier (`stop_if_requested`, `to_notify`) and raise StopRequested
+        with unbroken(): save()                 # always runs to its end
     sys.exit(interrupts.exit_code)
 
-The first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal was closed) is a stop request. The exit code is 128 + its number, as in
-shells: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM.
+The first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal was closed) is a stop request. The exit code is 128 plus the signal number,
+as in shells: 129 for SIGHUP, 130 for SIGINT and 143 for SIGTERM.
 
-A second Ctrl-C ends our command at once, and so does the watchdog `stop_within()` seconds after SIGTERM or SIGHUP. This is safe,
-because the files on the disk are complete at every moment: the run resumes from its last checkpoint. A process that is not our command
-(a notebook) is never ended: a second Ctrl-C raises KeyboardInterrupt there.
+A second Ctrl-C ends the command `kapelle` immediately. The watchdog also ends the command `stop_within()` seconds after SIGTERM or
+SIGHUP. Ending the command at any time is safe, because the files on disk are complete at every moment, so that the run can be resumed
+from its last checkpoint. A process that does not run the command, such as a notebook, is never ended; in such a process, a second
+Ctrl-C raises KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -33,50 +34,50 @@ from kapelle.runtime.watchdog import end_process, every_tick
 T = TypeVar("T")
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""The signals that request a stop; Windows has no SIGHUP."""
+"""The signals that request a stop. On Windows, SIGHUP does not exist."""
 
 commands: list[object] = []
-"""Not empty while this process is our command, which the watchdog may end."""
+"""Non-empty while this process runs the command `kapelle`, which the watchdog may end."""
 
 left_behind: list[object] = []
-"""Late coroutines, tasks and threads that this process could not end.
+"""Coroutines, tasks and threads that exceeded their time limit and that this process could not end.
 
-They are kept because Python closes a coroutine without references by raising in it, on any thread, and user code might then run
-forever.
+References to these objects are kept. Otherwise, Python would close the coroutines by raising an exception in them, on any thread, and
+user code could then run forever.
 """
 
 LAST_RESORT = 5.0
-"""Seconds until the watchdog ends a command whose signal handler cannot run, or has no effect."""
+"""Time in seconds until the watchdog ends a command whose signal handler cannot run or has no effect."""
 
 FINISHING = 5.0
-"""Default of `stop_within`."""
+"""Default of `stop_within` in seconds."""
 STOP_WITHIN = "KAPELLE_STOP_WITHIN"
-"""Environment variable that sets `stop_within`, for schedulers that wait longer."""
+"""Name of the environment variable that sets `stop_within`, for schedulers that wait longer."""
 
 
 class StopRequested(BaseException):
-    """Leaves the current work after a stop request."""
+    """Exception that ends the current work after a stop request."""
 
 
 ending: list[int] = []
-"""Signals that are ending this command by KeyboardInterrupt; see `cli/stopping.py`."""
+"""Signals that are ending this command with KeyboardInterrupt; see `cli/stopping.py`."""
 
 
 class Interrupts:
-    """The stop request of this process, if there is one."""
+    """The stop request of this process, if a stop was requested."""
 
     def __init__(self, notify: Callable[[signal.Signals], None]) -> None:
         self.received: signal.Signals | None = None
-        """The first signal; None without a stop request."""
+        """The first signal that was received, or None if no stop was requested."""
         self._notify = notify
 
     @property
     def exit_code(self) -> int:
-        """128 + the number of the first signal; 0 without a stop request."""
+        """The exit code: 128 plus the number of the first signal, or 0 if no stop was requested."""
         return 0 if self.received is None else 128 + self.received
 
     def receive(self, number: int, _frame: FrameType | None = None) -> None:
-        """Handle a signal: the first one requests a stop, and a second Ctrl-C ends the command."""
+        """Handle a signal. The first signal requests a stop, and a second Ctrl-C ends the command."""
         hung_up(number)
         if self.received is None:
             self.received = signal.Signals(number)
@@ -91,7 +92,7 @@ class Interrupts:
 
 
 def hung_up(number: int) -> None:
-    """On SIGHUP, discard all further output: writing to a closed terminal would fail like a full disk."""
+    """Discard all further output after SIGHUP, because writing to a closed terminal fails."""
     if number == getattr(signal, "SIGHUP", None):
         for stream in (1, 2):
             with suppress(OSError):
@@ -102,39 +103,39 @@ def hung_up(number: int) -> None:
 
 
 def gone_terminal(descriptor: int) -> bool:
-    """Return whether a descriptor belongs to a closed terminal."""
+    """Return whether a file descriptor belongs to a terminal that was closed."""
     found, nowhere = os.fstat(descriptor), Path(os.devnull).stat()
     return stat.S_ISCHR(found.st_mode) and found.st_rdev != nowhere.st_rdev and not os.isatty(descriptor)
 
 
 _catching: list[Interrupts] = []
-"""One for each open `catch_interrupts`, the outermost first."""
+"""The stop requests of all open `catch_interrupts` blocks, starting with the outermost block."""
 to_notify: list[Callable[[], None]] = []
 """Functions that the signal handler calls when a stop is requested."""
 _unbroken: list[object] = []
-"""One for each running `unbroken` block."""
+"""A list with one entry for each running `unbroken` block."""
 _finishing: list[object] = []
-"""One for each running `finishing` block."""
+"""A list with one entry for each running `finishing` block."""
 agreements: list[Agreement] = []
-"""Not empty while this process is one of several ranks, which stop together."""
+"""Non-empty while this process is one of several ranks, which stop together."""
 _handlers_before: dict[int, Any] = {}
-"""The signal handlers before the outermost `catch_interrupts` or command; a forked child restores them."""
+"""The signal handlers before the outermost `catch_interrupts` block or command. A forked child process restores them."""
 
 
 class Agreement:
-    """The agreement of all ranks to stop together, at their next exchange (`ranks.py`).
+    """The agreement of all ranks to stop together at their next exchange of data (`ranks.py`).
 
-    Until then, a rank that received a signal stops only in work that it does alone.
+    Before this exchange, a rank that received a signal stops only in work that the other ranks do not take part in.
     """
 
     def __init__(self) -> None:
         self.reached = False
         """Whether the ranks have agreed to stop."""
         self.apart = False
-        """Whether this process is working alone on its share."""
+        """Whether this process is working on its own share of the work, without the other ranks."""
 
     def meet(self, number: int) -> None:
-        """Note the signal that a rank has received, or 0."""
+        """Record the number of the signal that a rank has received, or 0 if it has received no signal."""
         self.reached = bool(number)
         if number:
             for each in _catching:
@@ -143,7 +144,7 @@ class Agreement:
 
 
 def requested_by() -> int:
-    """Return the number of the signal that requested a stop, or 0."""
+    """Return the number of the signal that requested a stop, or 0 if no stop was requested."""
     return next((int(each.received) for each in _catching if each.received is not None), 0)
 
 
@@ -153,7 +154,10 @@ def _held_back() -> bool:
 
 
 def stop_within() -> float:
-    """Return how many seconds a step may take to finish after SIGTERM or SIGHUP; raise ConfigError for an invalid setting."""
+    """Return the time in seconds in which a step must finish after SIGTERM or SIGHUP.
+
+    Raises ConfigError if the environment variable is invalid.
+    """
     given = os.environ.get(STOP_WITHIN, "")
     try:
         seconds = float(given) if given else FINISHING
@@ -172,21 +176,24 @@ def stop_requested() -> bool:
 
 
 _here = threading.local()
-"""Has `waited_for` on a thread that the main thread waits for."""
+"""Thread-local storage, in which `waited_for` is set on threads that the main thread waits for."""
 
 
 def stops_here() -> bool:
-    """Return whether stop requests apply to this thread: the main thread, or one that it waits for."""
+    """Return whether stop requests apply to this thread, which must be the main thread or a thread that the main thread waits for."""
     return hasattr(_here, "waited_for") or threading.current_thread() is threading.main_thread()
 
 
 def waited_for() -> None:
-    """Record that the main thread waits for this thread."""
+    """Record that the main thread is waiting for this thread."""
     _here.waited_for = True
 
 
 def stop_if_requested() -> None:
-    """Raise StopRequested after a stop request, if this thread may stop here; cheap enough for every micro-batch."""
+    """Raise StopRequested after a stop request, if this thread may stop now.
+
+    The function is fast enough to be called in every micro-batch.
+    """
     if _catching and stops_here() and stop_requested():
         raise StopRequested
 
@@ -198,22 +205,22 @@ def stop_if_requested() -> None:
 
 
 class _Arrived:
-    """The signals that the watchdog has seen since the outermost `handled_by` began."""
+    """The signals that the watchdog has seen since the start of the outermost `handled_by` block."""
 
     def __init__(self) -> None:
         self.pipe: tuple[int, int] | None = None
         self.guard = threading.Lock()
-        """Held while the pipe is read or closed, because a new file may get its descriptor at once."""
+        """Lock that is held while the pipe is read or closed, because a new file may immediately receive its descriptor."""
         self.clear()
 
     def clear(self) -> None:
-        """Forget the signals."""
+        """Forget all signals that the watchdog has seen."""
         self.numbers: list[int] = []
         self.waited = 0.0
-        """Seconds in which the command should have stopped."""
+        """Time in seconds since the command should have stopped."""
 
     def look(self, passed: float) -> None:
-        """Read the pipe; end the command after its time to stop."""
+        """Read signals from the pipe, and end the command if its time to stop has passed."""
         with self.guard, suppress(OSError):
             if self.pipe is not None:
                 self.numbers += [number for number in os.read(self.pipe[0], 4096) if number in SIGNALS]
@@ -235,14 +242,14 @@ _arrived = _Arrived()
 
 
 work = "its start"
-"""The current work of this process; `process_tree.doing` sets it."""
+"""Description of the current work of this process, which `process_tree.doing` sets."""
 holder: Callable[[], str] = lambda: work  # noqa: E731 - a variable that `deadlines.py` sets
-"""Names the call that runs on the main thread, or the current work."""
+"""Function that returns the name of the call that is running on the main thread, or else the current work."""
 
 
 @contextmanager
 def _counted() -> Iterator[None]:
-    """Let the watchdog see the signals of the block, unless other code has set a wakeup descriptor."""
+    """Let the watchdog see the signals that arrive in the block, unless other code has set a wakeup descriptor."""
     every_tick(_arrived.look)
     _arrived.clear()
     ending.clear()
@@ -271,7 +278,10 @@ def _counted() -> Iterator[None]:
 
 @contextmanager
 def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let `receive` handle the signals of this process, but not of its forks, inside the block."""
+    """Let `receive` handle the signals of this process inside the block.
+
+    Forked child processes are not affected.
+    """
     before: dict[int, Any] = {
         number: signal.signal(number, receive)
         for number in SIGNALS
@@ -297,7 +307,7 @@ def _restore(handlers: dict[int, Any]) -> None:
 
 
 def _forget() -> None:
-    """Let signals end a forked child, instead of requesting a stop."""
+    """Let signals end a forked child process instead of requesting a stop."""
     if _arrived.pipe is not None:
         signal.set_wakeup_fd(-1)
     _arrived.pipe, _arrived.guard = None, threading.Lock()
@@ -314,7 +324,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 @contextmanager
 def listed(entry: T, entries: list[T]) -> Iterator[None]:
-    """Keep an entry in a list while the block runs; a forked child clears the list."""
+    """Keep an entry in a list while the block runs. A forked child process clears the list."""
     entries.append(entry)
     try:
         yield
@@ -325,24 +335,24 @@ def listed(entry: T, entries: list[T]) -> Iterator[None]:
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Let a block run to its end after a stop request, such as a save."""
+    """Let a block, such as a save, run to its end after a stop request."""
     with listed(object(), _unbroken):
         yield
 
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """Let a step finish after a stop request, until a second Ctrl-C or the end of the time to stop."""
+    """Let a step finish after a stop request, until a second Ctrl-C or until the time to stop has passed."""
     with listed(object(), _finishing):
         yield
 
 
 @contextmanager
 def catch_interrupts(notify: Callable[[signal.Signals], None] = lambda _: None) -> Iterator[Interrupts]:
-    """Turn SIGINT, SIGTERM and SIGHUP into a stop request inside the block, and restore the handlers after it.
+    """Convert SIGINT, SIGTERM and SIGHUP to a stop request inside the block, and restore the signal handlers afterwards.
 
-    `notify` is called once, in the signal handler, so that the user sees a reaction. Python handles signals only in the main
-    thread; in other threads this does nothing.
+    The function `notify` is called once in the signal handler, so that the user sees a reaction. Python handles signals only in the
+    main thread; in other threads, this context manager has no effect.
     """
     interrupts = Interrupts(notify)
     if threading.current_thread() is not threading.main_thread():

@@ -1,9 +1,9 @@
-"""Names that a package imports at their first use, so that importing the package is quick.
+"""Let a package import its names when they are first used, so that importing the package is fast.
 
     from kapelle.algorithms import GRPO        # imports kapelle.algorithms.grpo, here and now
 
-A package lists them three times: in a table (name → module), in the `__getattr__` and `__dir__` of this module, and under
-`TYPE_CHECKING` for editors and type checkers. `tests/repository/test_lazy_names.py` compares the three.
+A package lists these names twice: in a table that maps names to modules, which it passes to `lazy`, and under `TYPE_CHECKING` for
+editors and type checkers. The test `tests/repository/test_lazy_names.py` compares the two lists.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 
 def classes(catalogue: Mapping[str, str]) -> dict[str, str]:
-    """Return a mapping from class names to modules for a catalogue, which maps recipe names to `module:Class`."""
+    """Return a mapping from class names to modules, given a catalogue that maps names in recipes to `module:Class`."""
     targets = (target.rpartition(":") for target in catalogue.values())
     return {name: module for module, _, name in targets}
 
 
 def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package; `homes` maps each name to the module that defines it."""
+    """Return the functions `__getattr__` and `__dir__` of a package. The argument `homes` maps each name to the module that defines it."""
 
     def attribute(name: str) -> Any:
         if name in homes:

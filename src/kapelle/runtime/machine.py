@@ -1,7 +1,7 @@
-"""The machine: clear messages for its errors, descriptors, memory for threads, installed versions.
+"""Functions for the machine: clear messages for its errors, limits of file descriptors, memory for threads and installed versions.
 
-Code that knows which file it reads or writes reports an error itself. `refusal` covers the other errors at the command line, so that
-a fault of the machine ends in a message instead of a traceback.
+Code that knows which file it reads or writes reports errors itself. For all other errors, the command line uses `refusal`, so that a
+problem of the machine is shown as a message instead of a traceback.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ REASONS: Mapping[int, str] = {
 }
 _NO_THREAD = "can't start new thread"
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "could not create a primitive")
-"""The last one comes from oneDNN, which multiplies matrices for torch."""
+"""Parts of messages that indicate a lack of memory. The last one comes from oneDNN, which torch uses to multiply matrices."""
 _UNSAID = "error return without exception set"
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return a message about a fault of the machine, with a fix; None for other errors."""
+    """Return a message about a problem of the machine and how to fix it, or None for other errors."""
     if isinstance(error, OSError) and error.errno is not None:
         reason = REASONS.get(error.errno) or f"{error.strerror or error}. Check the path and the disk."
         return f"Cannot use {error.filename}: {reason}" if error.filename else _capital(reason)
@@ -73,15 +73,15 @@ except ModuleNotFoundError:  # Windows
     HAS_LIMITS = False
 
 DESCRIPTORS_WANTED = 65_536
-"""The soft limit is raised to this number if the hard limit allows it."""
+"""The soft limit of file descriptors is raised to this number if the hard limit allows it."""
 _WITHOUT_LIMITS = 2048
-"""Assumed on Windows, which limits files instead of descriptors."""
+"""Number of file descriptors that is assumed on Windows, which limits files instead of descriptors."""
 _SPARE = 256
-"""Reserved for files; at most a quarter of the limit."""
+"""Number of file descriptors that are reserved for files, but at most a quarter of the limit."""
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's soft limit of descriptors as far as possible, up to `DESCRIPTORS_WANTED`, and return it."""
+    """Raise this process's soft limit of file descriptors as far as possible, up to `DESCRIPTORS_WANTED`, and return the limit."""
     if not HAS_LIMITS:
         return _WITHOUT_LIMITS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -94,7 +94,10 @@ def raise_descriptor_limit() -> int:
 
 
 def most_open(each: int, most: int) -> int:
-    """Return how many items with `each` descriptors can be open in addition to the current ones: 1 to `most`."""
+    """Return how many additional items, each with `each` file descriptors, can be open at the same time.
+
+    The result is between 1 and `most`.
+    """
     if each < 1:
         return most
     limit = raise_descriptor_limit()
@@ -112,10 +115,10 @@ def most_open(each: int, most: int) -> int:
 # would wait forever (CPython, gh-140746). A command ends with a message instead.
 
 THREAD_START_S = 20.0
-"""Seconds after which a thread that has not started never will start, even on a busy machine."""
+"""Time in seconds after which a thread that has not started will never start, even on a busy machine."""
 EXIT_WITHOUT_MEMORY = 2
 _STARTED_BY = "thread started by"
-"""Python's message for an error before the thread's own code."""
+"""Part of Python's message for an error that occurs before the thread's own code runs."""
 _NO_MEMORY_LEFT = (
     b"kapelle: There is no memory left to start a thread. End other programs, raise the limit of memory (`ulimit -v`), "
     b"or use a smaller model or batch, then continue with --resume.\n"
@@ -123,11 +126,11 @@ _NO_MEMORY_LEFT = (
 
 
 run_logs: list[int] = []
-"""Descriptors of the logs of this process's runs, which get the last message of a process that ends at once."""
+"""File descriptors of the log files of this process's runs, to which a process that ends immediately writes its last message."""
 
 
 def log_last(message: bytes) -> None:
-    """Write the last line of this process to the logs of its runs, without using memory."""
+    """Write the last line of this process to the log files of its runs, without allocating memory."""
     for descriptor in run_logs:
         with suppress(OSError):
             os.write(descriptor, message)
@@ -135,7 +138,7 @@ def log_last(message: bytes) -> None:
 
 @contextmanager
 def end_without_memory() -> Iterator[None]:
-    """End the process with a message if a thread in the block has no memory to start."""
+    """End the process with a message if there is not enough memory to start a thread in the block."""
     before = sys.unraisablehook
 
     def hook(raised: sys.UnraisableHookArgs) -> None:
@@ -151,7 +154,7 @@ def end_without_memory() -> Iterator[None]:
 
 
 def exit_without_memory() -> NoReturn:
-    """End the process with a message, without using memory."""
+    """End the process with a message, without allocating memory."""
     with suppress(OSError):
         os.write(2, _NO_MEMORY_LEFT)
     log_last(_NO_MEMORY_LEFT)
@@ -159,20 +162,23 @@ def exit_without_memory() -> NoReturn:
 
 
 class ThreadStarts:
-    """The threads of this process that have not completed their start."""
+    """The threads of this process that have not yet started completely."""
 
     def __init__(self) -> None:
         self._waited: dict[threading.Thread, float] = {}
 
     def lost(self, passed: float) -> bool:
-        """Return whether one of them waits for longer than `THREAD_START_S`; `passed` are the seconds since the last call."""
+        """Return whether a thread has been waiting for its start for longer than `THREAD_START_S`.
+
+        The argument `passed` is the time in seconds since the last call.
+        """
         waiting = [thread for thread in threading.enumerate() if not thread.is_alive()]
         self._waited = {thread: self._waited.get(thread, 0.0) + passed for thread in waiting}
         return any(waited > THREAD_START_S for waited in self._waited.values())
 
 
 def versions_of(packages: Sequence[str]) -> dict[str, str | None]:
-    """Return the version of Python and of each package, by name; None for missing packages."""
+    """Return the versions of Python and of each package by name. The version of a missing package is None."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -187,10 +193,11 @@ def versions_of(packages: Sequence[str]) -> dict[str, str | None]:
 
 @contextmanager
 def long_lived_apart() -> Iterator[None]:
-    """Exclude the current objects from garbage collection while the block runs.
+    """Exclude all existing objects from garbage collection while the block runs.
 
-    Libraries and models consist of some hundred thousand objects. A step creates many small objects, and each full collection would visit
-    all of them, which takes a fifth of the time of tiny models. Has no effect if the caller has frozen objects itself.
+    Libraries and models consist of several hundred thousand objects. A step creates many small objects, and each full collection
+    would visit all existing objects, which takes a fifth of the time of a step with tiny models. This context manager has no effect
+    if the caller has already frozen objects.
     """
     if gc.get_freeze_count():
         yield

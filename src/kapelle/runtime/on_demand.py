@@ -1,9 +1,9 @@
-"""torch, imported when it is first used.
+"""Import torch when it is first used.
 
     from kapelle.runtime.on_demand import Tensor, torch
 
-Importing torch takes seconds, and settings can be read and checked without it. `Tensor` is `torch.Tensor` only in annotations; use
-`torch.Tensor` for `isinstance`.
+Importing torch takes several seconds, and settings can be read and checked without torch. The name `Tensor` can be used only in
+annotations; use `torch.Tensor` for `isinstance`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Find a plug-in's class by a built-in name, `module:Class`, `path/file.py:Class`, or an entry point.
+"""Find the class of a plug-in by a built-in name, `module:Class`, `path/file.py:Class` or the name of an entry point.
 
-Built-in plug-ins are in the table `BUILTIN` of their package, so that no import registers anything. Other packages add plug-ins by
-entry points.
+Built-in plug-ins are listed in the table `BUILTIN` of their package, so that imports do not register anything. Other packages add
+plug-ins with entry points.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from kapelle.runtime.foreign_code import reason
 
 
 def catalogue(package: str) -> Mapping[str, str]:
-    """Return the `BUILTIN` of a package of plug-ins, which maps a name to `module:Class`.
+    """Return the table `BUILTIN` of a package of plug-ins, which maps names to `module:Class`.
 
-    Callers pass the package's name instead of importing it, so that they do not depend on its modules.
+    Callers pass the name of the package instead of importing it, so that they do not depend on its modules.
     """
     found: Mapping[str, str] = importlib.import_module(package).BUILTIN
     return found
 
 
 def known_names(kind: str, builtin: Mapping[str, str]) -> list[str]:
-    """Return all names without a path: the built-in ones, and the entry points of `kapelle.<kind>s`."""
+    """Return all names of plug-ins that are not paths: the built-in names and the entry points of `kapelle.<kind>s`."""
     return [*builtin, *(point.name for point in entry_points(group=f"kapelle.{kind.replace(' ', '_')}s"))]
 
 
 def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
-    """Return the class for a name: a built-in, `module:Class`, `path/file.py:Class`, or an entry point of `kapelle.<kind>s`.
+    """Return the class for a built-in name, `module:Class`, `path/file.py:Class` or an entry point of `kapelle.<kind>s`.
 
-    A kind of two words is written with an underscore: `kapelle.train_engines`. In settings of other packages, the field `name` is set to
-    the name by which they were found. Raises ConfigError for an unknown name, with the closest known one, and for a module that fails. A file
-    is user code, which is executed.
+    A kind of two words is written with an underscore, as in `kapelle.train_engines`. In settings classes of other packages, the field
+    `name` is set to the name by which the class was found. Raises ConfigError if the name is unknown (with the closest known name) or
+    if the module cannot be imported. If the name is a path, the file is executed as user code.
     """
     if name in builtin:
         return _checked(kind, name, find_object(builtin[name], kind, name))
@@ -65,17 +65,18 @@ def find_class(kind: str, name: str, builtin: Mapping[str, str]) -> type[Any]:
 
 
 IN_MEMORY = "in-memory"
-"""Path of rows and module of functions that a program has passed as objects."""
+"""Module name for rows and functions that a program has passed as Python objects."""
 
 
 def find_object(
     target: str, kind: str, called: str | None = None, held: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return the object of `module:name` or `path/file.py:name`; ConfigError, which calls it a `kind`, if it does not exist.
+    """Return the object that `module:name` or `path/file.py:name` refers to.
 
-    `called` is its name in the settings, if that differs. `held` contains this program's objects for `in-memory:name`;
-    AbsentCode is raised for objects of another program. A file is user code, which is executed. So is a module in the folder in which
-    kapelle runs, unless an installed module has its name.
+    Raises ConfigError if the object does not exist; in the message, the object is called a `kind`. The argument `called` is the name
+    of the object in the settings, if it differs from `target`. The argument `held` contains the objects of this program for names of
+    the form `in-memory:name`. Raises AbsentCode if such an object belongs to another program. A file is executed as user code. A
+    module in the working directory is also executed, unless there is an installed module with the same name.
     """
     name = called or target
     module_name, attribute = split_target(target)
@@ -100,15 +101,17 @@ def find_object(
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Split `module:name`, `path/file.py:name`, `module` or `path/file.py` into the module or file and the name in it."""
+    """Split `module:name`, `path/file.py:name`, `module` or `path/file.py` into the module or file and the name of the object."""
     module, colon, name = target.rpartition(":")
     return (module, name) if colon and not name.endswith(".py") else (target, "")
 
 
 def find_module(name: str, what: str, attribute: str = "") -> ModuleType:
-    """Return the module `package.module` or `path/file.py`; ConfigError, which begins with `what`, if it is missing or fails.
+    """Import and return the module `package.module` or `path/file.py`.
 
-    All settings that name user code are resolved here. `attribute` is the name that the caller needs, for the message.
+    Raises ConfigError, with a message that starts with `what`, if the module is missing or cannot be imported. This function resolves
+    all settings that refer to user code. The argument `attribute` is the name that the caller needs from the module, for the error
+    message.
     """
     if name.endswith(".py"):
         return load_file(name, what)
@@ -135,10 +138,10 @@ def find_module(name: str, what: str, attribute: str = "") -> ModuleType:
 
 @contextmanager
 def importable_here(folder: Path | None = None) -> Iterator[None]:
-    """Let the block import modules from the folder in which kapelle runs, and from `folder`; installed modules come first.
+    """Allow imports of modules from the working directory and from `folder` inside the block.
 
-    Scripts and `python -m` find modules there, so commands that read their recipes must too. Python's option to prevent this
-    (`-P`, PYTHONSAFEPATH) applies.
+    Installed modules take precedence. Python scripts and `python -m` find modules in the working directory, so commands that read
+    their recipes must find the same modules. Python's options that prevent this (`-P`, PYTHONSAFEPATH) are respected.
     """
     here = [] if sys.flags.safe_path else list(map(str, dict.fromkeys([folder or Path.cwd(), Path.cwd()])))
     sys.path.extend(here)
@@ -153,9 +156,10 @@ def importable_here(folder: Path | None = None) -> Iterator[None]:
 
 
 def load_file(path: str, what: str) -> ModuleType:
-    """Return the module of a Python file; ConfigError, which begins with `what`, if it is missing or fails.
+    """Import a Python file and return its module.
 
-    A process executes the file once, until the file changes.
+    A process executes the file only once, unless the file changes. Raises ConfigError, with a message that starts with `what`, if the
+    file is missing or cannot be imported.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -191,7 +195,7 @@ def _run_file(path: str, changed_ns: int) -> ModuleType:
 
 @lru_cache(maxsize=64)
 def _named(found: type[pydantic.BaseModel], name: str) -> type[pydantic.BaseModel]:
-    """Return a subclass of settings with the name by which they were found as the field `name`."""
+    """Return a subclass of a settings class in which the field `name` has the name by which the class was found."""
     if isinstance(vars(found).get("name"), property):
         raise ConfigError(
             f"The class of '{name}' defines `name` as a property, but recipes must set it. Define a field: `name: str = …`."

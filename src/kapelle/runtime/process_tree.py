@@ -1,14 +1,16 @@
-"""Parent and child processes of a run: a child ends with its parent, and a parent distinguishes a stopped child from a slow one.
+"""Manage parent and child processes of a run.
 
-A child polls the number of its parent (`end_with_parent`): no other sign shows that `kill -9` has ended the parent. A stopped
-child (SIGSTOP) polls nothing, so it requests that the kernel continue it when its parent ends. Before it has made that request, its process
-group serves the same purpose: a child starts in its own group in its parent's session (`process_group=0`). When the parent is killed, the
-group is orphaned, and the kernel sends SIGHUP and SIGCONT to an orphaned group with a stopped process.
+A child process ends together with its parent, and a parent distinguishes a stopped child from a slow child.
 
-A parent looks at two signs of each child (`LifeSigns`): heartbeats from a thread of the child, and its CPU time. Code that holds
-Python's lock for long gives no heartbeat but uses CPU time, so the child is slow. A stopped process shows neither sign, and counts
-as dead after `stalled_after()` seconds. A process that shows neither sign and is not stopped may wait for a disk or a driver, and is
-given ten times as long.
+A child polls the process id of its parent (`end_with_parent`), because there is no other sign that `kill -9` has ended the parent. A
+stopped child (SIGSTOP) cannot poll, so each child asks the kernel to continue it when its parent ends. Before the child has done
+this, its process group has the same effect: a child starts in its own group in the session of its parent (`process_group=0`). When
+the parent is killed, the group becomes orphaned, and the kernel sends SIGHUP and SIGCONT to an orphaned group with a stopped process.
+
+A parent checks two signs of life of each child (`LifeSigns`): heartbeats from a thread of the child, and the CPU time of the child.
+If code holds Python's global interpreter lock for a long time, there are no heartbeats, but CPU time is used, so the child is
+considered slow. A stopped process shows neither sign, and is considered dead after `stalled_after()` seconds. A process that shows
+neither sign but is not stopped may be waiting for a disk or a driver, and is considered dead after ten times this period.
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ from kapelle.runtime import interrupts
 from kapelle.runtime.machine import log_last
 
 _FORM = struct.Struct("=QQB")
-"""Heartbeats, session, length of the following text."""
+"""Memory format of the status: the number of heartbeats, the session, and the length of the text that follows."""
 _MOST = 160
-"""Maximum bytes of this text."""
+"""Maximum number of bytes of the text in the status."""
 
 
 class SharedStatus:
-    """A few bytes of memory that a process shares with its parent: its heartbeats, and its current work.
+    """A small block of memory in which a process shares its number of heartbeats and its current work with its parent.
 
-    The parent can read them when the process is gone or does not answer. The memory is an unnamed file.
+    The parent can read this memory even if the process has ended or does not respond. The memory is an unnamed file.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """Create the memory, or open the other process's memory by its descriptor."""
+        """Create the memory, or open the memory of another process by its file descriptor."""
         size = _FORM.size + _MOST
         if descriptor is None:
             file, path = tempfile.mkstemp(prefix="kapelle-pulse-")
@@ -60,17 +62,20 @@ class SharedStatus:
 
     @property
     def beats(self) -> int:
-        """Number of heartbeats of the process."""
+        """Number of heartbeats that the process has sent."""
         return int(_FORM.unpack_from(self._shared)[0])
 
     @property
     def session(self) -> int:
-        """Number, from 1, of the running session (an episode state of an environment); 0 for none."""
+        """Number (from 1) of the session that is running, which is an episode state of an environment.
+
+        The value is 0 if no session is running.
+        """
         return int(_FORM.unpack_from(self._shared)[1])
 
     @property
     def doing(self) -> str:
-        """The work that the process recorded last; empty at first."""
+        """The work that the process recorded last. The string is empty at first."""
         length = int(_FORM.unpack_from(self._shared)[2])
         return self._shared[_FORM.size : _FORM.size + length].decode("utf-8", "replace")
 
@@ -79,46 +84,46 @@ class SharedStatus:
         struct.pack_into("=Q", self._shared, 0, self.beats + 1)
 
     def enter(self, session: int) -> None:
-        """Note the session that runs from now on; 0 for none."""
+        """Record the number of the session that is running from now on, or 0 if no session is running."""
         struct.pack_into("=Q", self._shared, 8, session)
 
     def say(self, doing: str) -> None:
-        """Record what this process is currently doing, for its parent to read."""
+        """Record what this process is currently doing, so that its parent can read it."""
         text = doing.encode("utf-8", "replace")[:_MOST]
         self._shared[_FORM.size : _FORM.size + len(text)] = text
         struct.pack_into("=B", self._shared, 16, len(text))
 
     def close(self) -> None:
-        """Release the memory."""
+        """Release the shared memory."""
         self._shared.close()
         os.close(self.descriptor)
 
 
 LIMIT = "KAPELLE_STALLED_AFTER"
-"""Environment variable that sets `stalled_after`."""
+"""Name of the environment variable that sets `stalled_after`."""
 STALLED_AFTER = 60.0
-"""Its default."""
+"""Default of `stalled_after` in seconds."""
 WAITING = 10.0
-"""A process that is not stopped may give no sign of life for this multiple of `stalled_after`: it may wait for a disk."""
+"""Factor by which the limit `stalled_after` is longer for a process that is not stopped, because the process may be waiting for a disk."""
 GONE = 5.0
-"""Seconds within which another sign shows that a process has ended normally."""
+"""Maximum time in seconds until another sign shows that a process has ended normally."""
 LOOK = 0.5
-"""Seconds between two checks of the parent, and between two heartbeats."""
+"""Time in seconds between two checks of the parent, and between two heartbeats."""
 SPEAKS = 3.0
-"""Seconds for rank 0 to print why all ranks stop."""
+"""Maximum time in seconds for rank 0 to print why all ranks stop."""
 LAST = "its end"
-"""The last work (`doing`) of a rank, after all saves."""
+"""The last recorded work (`doing`) of a rank, after all saves."""
 EXIT_ALONE = 3
-"""Exit code of a process that has lost its parent, and of a rank that ends because another rank was lost."""
+"""Exit code of a process that has lost its parent, and of a rank that exits because another rank was lost."""
 PLACE = "KAPELLE_PLACE"
-"""Environment variable that `kapelle train --launch torchrun` sets for each rank: the launcher's process, and the descriptors of
-the rank's SharedStatus and of its listening socket."""
+"""Name of an environment variable that `kapelle train --launch torchrun` sets for each rank. The variable contains the process id of the
+launcher and the file descriptors of the rank's SharedStatus and of its listening socket."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def stalled_after() -> float:
-    """Return the seconds for which a process of a run may be stopped before it counts as dead."""
+    """Return the time in seconds after which a stopped process of a run is considered dead."""
     given = os.environ.get(LIMIT, "")
     try:
         seconds = float(given) if given else STALLED_AFTER
@@ -134,9 +139,9 @@ def stalled_after() -> float:
 def end_with_parent(
     parent: int, last: Callable[[], None] = lambda: None, stopped: Callable[[], None] = lambda: None
 ) -> None:
-    """End this process within a second after its parent ends; call `last` before.
+    """End this process within a second after its parent ends, and call `last` before that.
 
-    Call `stopped` when the parent has been stopped for `stalled_after()` seconds while this process ran.
+    The function `stopped` is called when the parent has been stopped for `stalled_after()` seconds while this process was running.
     """
     if sys.platform == "linux":
         # A stopped process cannot poll, so the kernel continues it. The kernel already sends SIGCONT when the *thread* that started
@@ -162,7 +167,10 @@ def end_with_parent(
 
 
 def end_with_stdin(last: Callable[[], None] = lambda: None) -> None:
-    """End this process, after `last`, when its standard input is closed; that pipe closes when the parent ends."""
+    """Call `last` and end this process when its standard input is closed.
+
+    Standard input is a pipe that closes when the parent ends.
+    """
 
     def watch() -> None:
         with suppress(OSError):
@@ -177,7 +185,7 @@ def end_with_stdin(last: Callable[[], None] = lambda: None) -> None:
 
 
 def end_session(session: int) -> None:
-    """Kill the processes of a session, except this one."""
+    """Kill all processes of a session except this process."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if os.getsid(int(entry.name)) == session and int(entry.name) != os.getpid():
@@ -185,10 +193,10 @@ def end_session(session: int) -> None:
 
 
 class LifeSigns:
-    """The signs of life of a process on this machine; call `look` repeatedly."""
+    """The signs of life of a process on this machine. The method `look` must be called repeatedly."""
 
     def __init__(self, pid: int, beats: Callable[[], int] = lambda: 0) -> None:
-        """Watch a process; `beats` returns the number of its heartbeats."""
+        """Watch a process. The function `beats` returns the number of its heartbeats."""
         self.pid, self._beats = pid, beats
         self._seen = (-1, -1)
         self._silent = self._stopped = self._gone = 0.0
@@ -196,9 +204,10 @@ class LifeSigns:
         self._limit = stalled_after()
 
     def look(self, passed: float) -> str | None:
-        """Return why the process counts as dead; None while it is alive. `passed` are the seconds since the last look.
+        """Return the reason why the process is considered dead, or None if the process is alive.
 
-        The caller bounds `passed`, so that time in which the caller was stopped counts as one look.
+        The argument `passed` is the time in seconds since the last call. The caller limits this value, so that time in which the
+        caller itself was stopped is not counted.
         """
         state, used = _state(self.pid)
         # A zombie belongs to another parent: this process would have waited for it.
@@ -219,12 +228,15 @@ class LifeSigns:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped; False if unknown."""
+    """Return whether a process is stopped, or False if its state is unknown."""
     return _state(pid)[0] in ("T", "t")
 
 
 def _state(pid: int) -> tuple[str, int]:
-    """Return the kernel's letter for the state of a process, and its CPU ticks; empty and 0 if unknown."""
+    """Return the letter with which the kernel denotes the state of a process, and its CPU time in ticks.
+
+    If the state is unknown, the letter is empty and the CPU time is 0.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, UnicodeDecodeError):
@@ -233,7 +245,7 @@ def _state(pid: int) -> tuple[str, int]:
 
 
 def how_it_ended(code: int) -> str:
-    """Return a phrase that says how a process ended, from its exit code; a negative code is a signal."""
+    """Return a phrase that describes how a process ended, given its exit code. A negative code is a signal number."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -244,31 +256,34 @@ def how_it_ended(code: int) -> str:
 
 
 def memory_hint(code: int) -> str:
-    """Return a hint about memory to append to the message, for a process ended by SIGKILL; otherwise an empty string."""
+    """Return a hint about memory for a process that was ended by SIGKILL, or else an empty string.
+
+    The hint can be appended to a message.
+    """
     if code != -signal.SIGKILL:
         return ""
     return " Perhaps memory ran out: see `dmesg`, and `kapelle plan` for what a run needs."
 
 
 def kill_group(group: int) -> None:
-    """End a group of processes at once, stopped ones too."""
+    """Kill all processes of a process group immediately, including stopped processes."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 
 
 @dataclass(slots=True)
 class _OwnPlace:
-    """The launcher that started this process as a rank."""
+    """Information about the launcher that started this process as a rank."""
 
     launcher: int | None = None
-    """Process number of `kapelle train --launch torchrun`, which reports how each rank ended."""
+    """Process id of `kapelle train --launch torchrun`, which reports how each rank ended."""
     pulse: SharedStatus | None = None
     listening: int | None = None
-    """Descriptor of the socket for rank 0's store."""
+    """File descriptor of the listening socket for the store of rank 0."""
 
     @property
     def launcher_reports(self) -> bool:
-        """Whether a running launcher reports how the ranks ended."""
+        """Whether a launcher is running that reports how the ranks ended."""
         return self.launcher is not None and not is_stopped(self.launcher)
 
 
@@ -276,15 +291,16 @@ own_place = _OwnPlace()
 
 
 def live(pulse: SharedStatus, parent: int) -> None:
-    """Send heartbeats from now on, and end with the parent."""
+    """Start to send heartbeats, and end this process together with its parent."""
     end_with_parent(parent)
     _start_heartbeat(pulse)
 
 
 def join_launcher() -> None:
-    """Join the launcher that started this process as a rank: end with it, and send it heartbeats.
+    """Connect this rank to the launcher that started it: send heartbeats to the launcher, and end together with the launcher.
 
-    The variable `PLACE`, which `kapelle train --launch torchrun` sets, has the details. Under `torchrun`, the parent is its agent.
+    The environment variable `PLACE`, which `kapelle train --launch torchrun` sets, contains the details. If `torchrun` itself started
+    the rank, the parent is the agent of `torchrun`.
     """
     place = os.environ.pop(PLACE, "")  # child processes have another parent
     if not place and "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -303,14 +319,14 @@ def join_launcher() -> None:
 
 
 RANK_LOG = logging.getLogger("kapelle.rank")
-"""Log of a rank, without output by default; `runs.rank_log` writes it to a file of the run directory."""
+"""Logger of a rank, without output by default. The module `runs.rank_log` writes its messages to a file in the run directory."""
 RANK_LOG.setLevel(logging.INFO)
 RANK_LOG.propagate = False
 RANK_LOG.addHandler(logging.NullHandler())
 
 
 def doing(what: str) -> None:
-    """Record the current work of this process for its watcher, its log and the message of a stop."""
+    """Record the current work of this process, for the process that watches it, for its log and for the message of a stop."""
     RANK_LOG.info(what)
     interrupts.work = what
     if own_place.pulse is not None:
@@ -327,7 +343,7 @@ def _start_heartbeat(pulse: SharedStatus) -> None:
 
 
 def _end_alone(launcher: int) -> NoReturn:
-    """End a rank without its launcher; the first rank of the machine prints why."""
+    """End a rank whose launcher has ended. The first rank of the machine prints the reason."""
     at = f" (at: {own_place.pulse.doing})" if own_place.pulse is not None and own_place.pulse.doing else ""
     _print_in_first(
         f"The launcher (process {launcher}) is gone, so the run ends{at}. Resume the run from its last checkpoint."
@@ -336,7 +352,10 @@ def _end_alone(launcher: int) -> NoReturn:
 
 
 def _stop_alone(launcher: int) -> None:
-    """Stop a rank as SIGTERM does: its stopped launcher can no longer stop the ranks, or see one die."""
+    """Stop a rank in the same way as SIGTERM, because its launcher is stopped.
+
+    A stopped launcher can no longer stop the ranks or notice that a rank has died.
+    """
     if not _print_in_first(
         f"The launcher (process {launcher}) has been stopped for {stalled_after():g} s, so the run saves and ends. "
         "(Ctrl-Z pauses the whole run, for as long as you like.)"
@@ -346,7 +365,7 @@ def _stop_alone(launcher: int) -> None:
 
 
 def _print_in_first(text: str) -> bool:
-    """Print a line in the first rank of the machine; return whether this process is that rank."""
+    """Print a line in the first rank of the machine, and return whether this process is the first rank."""
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     if first:
         line = f"kapelle: {text}\n".encode()
@@ -360,15 +379,15 @@ def _print_in_first(text: str) -> bool:
 
 _SERVE = "import sys; sys.path[:] = {path!r}; from {module} import main; main({socket}, {pulse}, {parent})"
 _STDERR = 2
-"""The descriptor of the standard error stream."""
+"""The file descriptor of standard error."""
 
 
 def start_server(
     module: str, pulse: SharedStatus, *shared: int
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process that calls `main` of a module with its end of a socket, the pulse and this process's number.
+    """Start a process that calls the function `main` of a module with a socket, the shared status and the id of this process.
 
-    Return the process and the other end of the socket. The process also inherits the descriptors in `shared`.
+    Returns the process and the other end of the socket. The process also inherits the file descriptors in `shared`.
     """
     ours, theirs = socket.socketpair()
     with theirs:

@@ -1,7 +1,8 @@
-"""Seeds by purpose, and the global random generators of a process: Python's `random`, NumPy's, torch's.
+"""Derive seeds, and save and restore the global random generators of a process (Python's `random`, NumPy and torch).
 
-After a resume their draws must continue, so their states are part of a checkpoint. Draws that a module makes during its import are undone:
-a resumed process imports modules at different times from an uninterrupted one, so all later draws would differ.
+After a run is resumed, the random generators must continue where they stopped, so their states are part of a checkpoint. If a module
+draws random numbers during its import, the states of the generators are restored after the import. Otherwise, a resumed run, which
+imports modules at different times than an uninterrupted run, would draw different numbers.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from kapelle.runtime.on_demand import torch
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a 63-bit seed that depends on every part and on their order; it is the same in every process."""
+    """Return a 63-bit seed that depends on all parts and on their order. The seed is the same in every process."""
     text = "\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def capture_random() -> dict[str, object]:
-    """Return the states of the global generators: Python's `random`, NumPy's, and torch's on every device."""
+    """Return the states of the global random generators: Python's `random`, NumPy, and torch on every device."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {**_host_states(), "cuda": devices}
 
 
 def restore_random(state: Mapping[str, Any]) -> None:
-    """Set the global generators to the states of `capture_random`.
+    """Set the global random generators to the states that `capture_random` returned.
 
-    If there are fewer devices than before, the states of the missing ones are ignored.
+    If there are fewer devices than before, the states of the missing devices are ignored.
     """
     _set_host_states(state)
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -45,13 +46,13 @@ def restore_random(state: Mapping[str, Any]) -> None:
 
 
 def random_as_lists(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of `capture_random` as JSON values."""
+    """Convert the states that `capture_random` returned to JSON values."""
     plain = {**state, "torch": state["torch"].tolist(), "cuda": [each.tolist() for each in state["cuda"]]}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
 
 
 def random_from_lists(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of `random_as_lists`."""
+    """Convert the JSON values that `random_as_lists` returned back to states."""
     version, numbers, gauss = plain["python"]
     return {
         "python": (version, tuple(numbers), gauss),
@@ -62,9 +63,9 @@ def random_from_lists(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep_imports_from_drawing() -> None:
-    """Let every further import restore the global generators; a second call has no effect.
+    """Restore the global random generators after every further import. Further calls of this function have no effect.
 
-    Imports outside the main thread are not changed, because the main thread may draw at the same time.
+    Imports outside the main thread are not affected, because the main thread may draw random numbers at the same time.
     """
     _host_states()  # imports numpy and torch before imports are guarded
     if not any(isinstance(finder, _Guard) for finder in sys.meta_path):
@@ -72,7 +73,7 @@ def keep_imports_from_drawing() -> None:
 
 
 class _Guard(MetaPathFinder):
-    """Finds modules with the other finders, and restores the generators after executing them."""
+    """An import hook that finds modules with the other finders, and restores the random generators after a module was executed."""
 
     _executing = False
 

@@ -1,13 +1,13 @@
-"""The processes of one run, joined by `torch.distributed`: exchanges, heartbeats, and a common end.
+"""Connect the processes of one run with `torch.distributed`: they exchange data, send heartbeats and end together.
 
-Errors, stop requests and results as bytes are exchanged over gloo, gradients over the backend of their device. Every wait has a time
-limit, can be interrupted by a signal, and ends when a rank is lost.
+Errors, stop requests and results are exchanged as bytes with gloo, and gradients with the backend of their device. Every wait has a
+time limit, can be interrupted by a signal, and ends when a rank is lost.
 
-Each rank sends heartbeats to the store of `torchrun`, or of rank 0 without torchrun. If it fails, it writes the reason there. It watches
-the heartbeat of the next rank. When a rank is lost, the others end within seconds and report which one; a process that waits inside user
-code is killed. The same happens to a rank that has lost the store, or gets no answer from it for `process_tree.stalled_after()` seconds. If
-`kapelle train --launch torchrun` has started the ranks, the launcher sees and reports which one died or is stopped, and the ranks end
-silently.
+Each rank sends heartbeats to the store of `torchrun`, or to the store of rank 0 without `torchrun`. A rank that fails writes the
+reason to the store. Each rank watches the heartbeats of the next rank. When a rank is lost, the other ranks end within seconds and
+report which rank was lost. A process that is waiting inside user code is killed. The same happens to a rank that has lost the
+connection to the store, or that receives no response from the store for `process_tree.stalled_after()` seconds. If `kapelle train
+--launch torchrun` has started the ranks, the launcher reports which rank died or is stopped, and the ranks end without a message.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from kapelle.runtime.ranks import ALONE, LaunchedRank, Meeting, Peers, Ranks, la
 # -------- Heartbeat and store barrier, over the store
 
 BEAT = 0.5
-"""Seconds between two heartbeats."""
+"""Time in seconds between two heartbeats."""
 ELSEWHERE = 2.0
-"""A rank on another machine may be silent for this multiple of `stalled_after()`, as its CPU time is unknown."""
+"""Factor for the limit `stalled_after()` of a rank on another machine, whose CPU time is unknown."""
 SOON = 3.0
-"""Seconds within which a living rank sends a heartbeat, and a failed one its reason."""
+"""Time in seconds within which a running rank sends a heartbeat, and a failed rank reports its reason."""
 END_GRACE = 10.0
-"""Seconds for this process to end by itself after another rank is lost."""
+"""Time in seconds for this process to end normally after another rank was lost."""
 EXIT_WRONG = 2
 
 
@@ -61,13 +61,14 @@ STORE_GONE = "the processes' store is gone, because rank 0 or the launcher has e
 
 
 class StoreTimeout(RuntimeError):
-    """The store did not answer in time."""
+    """The store did not respond in time."""
 
 
 class _StoreQueries:
-    """Queries to a store that may never answer, on their own thread.
+    """Runs queries to a store that may never respond, on a separate thread.
 
-    A call to a stopped store does not return. After the connection breaks, torch prints a page for every further call.
+    A call to a store whose process is stopped does not return. After the connection breaks, torch prints a long message for every
+    further call.
     """
 
     def __init__(self, store: Any) -> None:
@@ -77,7 +78,7 @@ class _StoreQueries:
         threading.Thread(target=self._answer, daemon=True, name="heartbeat's store").start()
 
     def run(self, query: Callable[[Any], Any]) -> Any:
-        """Return the answer; raises StoreTimeout, and RuntimeError after the connection breaks."""
+        """Run a query and return its result. Raises StoreTimeout, or RuntimeError if the connection is broken."""
         answer: Future[Any] = Future()
         self._queries.put((query, answer))
         try:
@@ -102,10 +103,10 @@ class _StoreQueries:
 
 
 class Heartbeat:
-    """The heartbeats of all ranks, and the reason of the first failure."""
+    """The heartbeats of all ranks, and the reason of the first failure of a rank."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
-        """Use a connection to the store that nothing else uses."""
+        """Use a connection to the store that no other code uses."""
         store.set_timeout(timedelta(seconds=SOON))
         self.rank, self.size = rank, size
         self._line = _StoreQueries(store)
@@ -113,24 +114,24 @@ class Heartbeat:
         self._over = threading.Event()
 
     def begin(self) -> None:
-        """Send heartbeats from now on, and watch those of the next rank."""
+        """Start to send heartbeats, and to watch the heartbeats of the next rank."""
         threading.Thread(target=self._watch, daemon=True, name="heartbeat").start()
 
     def end(self, failure: str | None = None) -> None:
-        """Stop; report `failure` to the others if there is one."""
+        """Stop the heartbeats. If `failure` is given, report it to the other ranks."""
         self._over.set()
         if failure is not None:
             self.fail(self.rank, failure)
 
     def fail(self, rank: int, reason: str) -> None:
-        """Report that this or another rank has failed; the first report is kept."""
+        """Report that this rank or another rank has failed. Only the first report is kept."""
         with suppress(RuntimeError):
             self._query(
                 lambda store: store.compare_set("failed", "", json.dumps({"rank": rank, "reason": reason}))
             )
 
     def failure(self) -> tuple[int, str] | None:
-        """Return the first failed rank and its reason; None without a failure."""
+        """Return the rank that failed first and its reason, or None if no rank has failed."""
         with suppress(RuntimeError):
             if self._query(lambda store: store.check(["failed"])):
                 first = json.loads(self._query(lambda store: store.get("failed")))
@@ -138,7 +139,10 @@ class Heartbeat:
         return None
 
     def why_lost(self) -> tuple[int | None, str]:
-        """Return the lost rank and the reason, which it has reported within seconds unless its heartbeats have stopped."""
+        """Return the rank that was lost and the reason.
+
+        The rank reports the reason within seconds, or its heartbeats have stopped.
+        """
         until = time.monotonic() + SOON
         before = self._beats()
         while time.monotonic() < until:
@@ -157,7 +161,7 @@ class Heartbeat:
         return None, "a connection between two ranks broke"
 
     def print_once(self, report: Callable[[], None], *, after_others: bool = False) -> None:
-        """Call `report` unless another rank has printed why all ranks end; wait until that is printed."""
+        """Call `report` unless another rank has already printed why all ranks end, and wait until the report is printed."""
         try:
             if after_others and self._becomes("saying"):
                 self._becomes("reported")
@@ -171,7 +175,7 @@ class Heartbeat:
             report()
 
     def _becomes(self, name: str) -> bool:
-        """Return whether a key appears in the store within `SOON` seconds."""
+        """Return whether a key is added to the store within `SOON` seconds."""
         until = time.monotonic() + SOON
         while time.monotonic() < until:
             if self._query(lambda store: store.check([name])):
@@ -190,7 +194,7 @@ class Heartbeat:
         return int(self._query(lambda store: store.add(f"beat/{rank}", 0)))
 
     def _watch(self) -> None:
-        """Send heartbeats; end this process if another rank is lost and this process does not notice."""
+        """Send heartbeats, and end this process if another rank is lost and this process does not notice."""
         neighbour = (self.rank + 1) % self.size
         limit, looked = stalled_after(), time.monotonic()
         signs: LifeSigns | None = None
@@ -236,7 +240,7 @@ class Heartbeat:
 
 
 def whereabouts() -> dict[str, Any]:
-    """Return the machine, the process namespace and the number of this process."""
+    """Return the machine, the process namespace and the process id of this process."""
     try:
         space = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -245,13 +249,13 @@ def whereabouts() -> dict[str, Any]:
 
 
 LOOK = 0.2
-"""Seconds between two checks for failures and stop requests while a process waits."""
+"""Time in seconds between two checks for failures and stop requests while a process waits."""
 LEAST_PAUSE, MOST_PAUSE = 0.001, 0.05
-"""Seconds between two checks for new values: short at first, then longer."""
+"""Minimum and maximum time in seconds between two checks for new values. The time starts at the minimum and increases."""
 
 
 def _wait_for(store: Any, keys: Sequence[str], check: Callable[[], None]) -> None:
-    """Wait until all keys are in the store, and call `check` from time to time."""
+    """Wait until all keys are in the store, and call `check` at regular intervals."""
     # The store's own `wait` would print two lines on stderr at each timeout.
     pause, checked = LEAST_PAUSE, time.monotonic()
     while not store.check(list(keys)):
@@ -263,17 +267,20 @@ def _wait_for(store: Any, keys: Sequence[str], check: Callable[[], None]) -> Non
 
 
 class StoreBarrier(Peers):
-    """An exchange for one thread of each rank over the store, because collectives belong to the main threads."""
+    """An exchange over the store for one thread of each rank. Collective operations can be used only by the main threads."""
 
     def __init__(self, store: Any, heartbeat: Heartbeat, seconds: float) -> None:
-        """Use a connection to the store that nothing else uses; a rank waits `seconds` for the others."""
+        """Use a connection to the store that no other code uses. A rank waits at most `seconds` for the other ranks."""
         store.set_timeout(timedelta(seconds=SOON))
         self.rank, self.size = heartbeat.rank, heartbeat.size
         self._store, self._heartbeat, self._seconds = store, heartbeat, seconds
         self._exchanges = 0
 
     def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
-        """Do this rank's share and return all shares; raise EngineError if another rank ends or does not arrive in time."""
+        """Do this rank's share of the work, and return the shares of all ranks.
+
+        Raises EngineError if another rank ends or does not arrive in time.
+        """
         failure: Exception | None = None
         own, report = b"", {}
         try:
@@ -309,13 +316,16 @@ class StoreBarrier(Peers):
 
 
 class StoreMeeting(Meeting):
-    """A meeting over the store, which keeps all values until the next collection, so that a restarted process finds them.
+    """A meeting of processes over the store.
 
-    The first process collects all values, so that each process sends and receives two messages, however many there are.
+    The store keeps all values until the next collection, so that a restarted process can read them.
+
+    The first process collects all values, so that every other process sends and receives two messages, regardless of the number of
+    processes.
     """
 
     def __init__(self, store: Any, form: Mapping[str, Any]) -> None:
-        """Use a connection to the store that nothing else uses; `form` has `rank` and `size`, see `meeting_from`."""
+        """Use a connection to the store that no other code uses. The argument `form` contains `rank` and `size`; see `meeting_from`."""
         self.rank, self.size = form["rank"], form["size"]
         self._store, self._form = store, form
         self._play, self._met = 0, 0
@@ -326,7 +336,7 @@ class StoreMeeting(Meeting):
         return self._form
 
     def begin(self, number: int | None = None) -> int:
-        """See `Meeting`; deletes this process's values of the previous collection, which all processes have left."""
+        """See `Meeting`. This method deletes this process's values of the previous collection, which all processes have left."""
         names = [self.rank, *(["all"] if self.rank == 0 else [])]
         with suppress(RuntimeError):
             for place in range(self._met):
@@ -336,7 +346,10 @@ class StoreMeeting(Meeting):
         return self._play
 
     def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
-        """Do this process's share and return all shares; raises PeerFailed, StopRequested, and EngineError without the store."""
+        """Do this process's share of the work, and return the shares of all processes.
+
+        Raises PeerFailed, StopRequested, and EngineError if the store is lost.
+        """
         own = work()
         key, self._met = f"{self._play}/{self._met}", self._met + 1
         try:
@@ -371,16 +384,17 @@ class StoreMeeting(Meeting):
             )
 
     def fail(self, error: BaseException) -> None:
-        """See `Meeting`; the first failure is kept."""
+        """See `Meeting`. Only the first failure is kept."""
         failure = json.dumps({"rank": self.rank, "message": str(error)})
         with suppress(RuntimeError):
             self._store.compare_set(f"{self._play}/failed", "", failure)
 
 
 def meeting_from(form: Mapping[str, Any]) -> StoreMeeting:
-    """Return the membership of a meeting that a `Meeting.form` of another process describes.
+    """Join the meeting that is described by the `Meeting.form` of another process.
 
-    `address` and `port` are the store's, `prefix` begins the meeting's keys, `rank` is one of `size`.
+    The values `address` and `port` are those of the store, `prefix` is the prefix of the meeting's keys, `rank` is the index of the
+    process, and `size` is the number of processes.
     """
     try:
         store = TCPStore(
@@ -400,13 +414,19 @@ def meeting_from(form: Mapping[str, Any]) -> StoreMeeting:
 
 
 def own_store(host: str) -> tuple[Any, dict[str, Any]]:
-    """Start a store in this process, and return it with its address for `meeting_from`; it ends with this process."""
+    """Start a store in this process, and return the store and its address for `meeting_from`.
+
+    The store ends with this process.
+    """
     store = TCPStore(host, 0, None, is_master=True, wait_for_workers=False)
     return store, {"address": host, "port": store.port, "prefix": PREFIX}
 
 
 def _raised_in_every_rank(rank: int, report: Mapping[str, Any], own: BaseException | None) -> BaseException:
-    """Return a rank's error as every rank raises it; `own` is the error itself, in the rank that caught it."""
+    """Return the error of a rank in the form in which every rank raises it.
+
+    In the rank that caught the error, `own` is the error itself.
+    """
     same = received_error(report, f"Rank {rank}", named=True)
     if own is not None and type(same) is not type(own):  # other ranks may lack this class
         return own
@@ -415,19 +435,22 @@ def _raised_in_every_rank(rank: int, report: Mapping[str, Any], own: BaseExcepti
 
 
 BUCKET = 1 << 23
-"""Maximum numbers in one sum; small tensors share a call."""
+"""Maximum number of elements in one sum. Small tensors are combined in one call."""
 CONNECTING = 10.0
-"""Seconds to reach the store, for a process that only reports why it ends."""
+"""Maximum time in seconds to connect to the store, for a process that only reports why it ends."""
 
 _joined: list[RankGroup] = []
-"""The group of this process, if it has joined one."""
+"""The group that this process has joined; empty if it has not joined a group."""
 
 
 class RankGroup(Ranks):
-    """This process among the others; see `ranks.Ranks`."""
+    """This process as a member of a group of ranks; see `ranks.Ranks`."""
 
     def __init__(self, place: LaunchedRank, seconds: float) -> None:
-        """Join the others; every wait takes `seconds` at most. Raises EngineError with the missing ranks."""
+        """Connect to the other ranks. Every wait takes at most `seconds`.
+
+        Raises EngineError, which lists the missing ranks, if a rank does not arrive in time.
+        """
         self.rank, self.size = place.rank, place.size
         self._seconds = seconds
         doing("waiting for all ranks to start")
@@ -468,17 +491,17 @@ class RankGroup(Ranks):
         self._meeting: StoreMeeting | None = None
         self._place = place
         self._waits: dict[str, float] = {}
-        """Name of an exchange → seconds."""
+        """Mapping from the name of each exchange to the time in seconds spent waiting in it."""
         self._agreement = Agreement()
         self.reported_elsewhere = False
-        """Whether this rank ends with the error of another rank, which prints it."""
+        """Whether this rank ends with the error of another rank, which prints the error."""
         self.left_behind = False
-        """Whether this rank ends because another rank is gone."""
+        """Whether this rank ends because another rank was lost."""
         agreements.append(self._agreement)
         self.heartbeat.begin()
 
     def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
-        """Do this rank's share and return all shares; see `ranks.Ranks`."""
+        """Do this rank's share of the work, and return the shares of all ranks; see `ranks.Ranks`."""
         own, failure = b"", None
         report: dict[str, Any] = {"at": at}
         self._agreement.apart = True
@@ -536,7 +559,7 @@ class RankGroup(Ranks):
         return self._meeting
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Sum each tensor over all ranks, in place."""
+        """Sum each tensor over all ranks in place."""
         waiting: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         begun = time.monotonic()
         try:
@@ -553,7 +576,7 @@ class RankGroup(Ranks):
         self._note_wait("sums", begun)
 
     def take_waits(self) -> dict[str, float]:
-        """Return the seconds of waiting since the last call; for sums, this includes their computation."""
+        """Return the time in seconds spent waiting since the last call. For sums, this time includes their computation."""
         waits, self._waits = self._waits, {}
         return waits
 
@@ -568,7 +591,7 @@ class RankGroup(Ranks):
             tensor.copy_(piece.view_as(tensor))
 
     def _exchange(self, at: str, own: bytes) -> list[bytes]:
-        """Return the bytes of every rank; raise EngineError if a rank is lost."""
+        """Return the bytes of every rank. Raises EngineError if a rank is lost."""
         try:
             size = torch.tensor([len(own)])
             sizes = [torch.zeros_like(size) for _ in range(self.size)]
@@ -593,7 +616,7 @@ class RankGroup(Ranks):
         return EngineError(gone)
 
     def end_behind(self, error: Exception) -> str | None:
-        """Return a message about the lost rank that caused an error of torch; None if all ranks are alive."""
+        """Return a message about the lost rank that caused an error of torch, or None if all ranks are alive."""
         rank, why = self.heartbeat.why_lost() if isinstance(error, RuntimeError) else (None, "")
         if rank is None:
             return None
@@ -603,7 +626,7 @@ class RankGroup(Ranks):
         return f"Rank {rank} is gone: {why}. Resume the run from its last checkpoint."
 
     def leave(self, failure: str | None = None) -> None:
-        """Leave the group: together with all ranks, or with the reason of a failure."""
+        """Leave the group together with all ranks, or immediately if there is a `failure`."""
         if failure is None:
             doing(LAST)
             with suppress(EngineError):
@@ -619,7 +642,10 @@ class RankGroup(Ranks):
 
 
 def ranks_here(seconds: float) -> Ranks:
-    """Return the ranks that a launcher started with this process, and join them at the first call; `ALONE` without a launcher."""
+    """Return the ranks that a launcher started together with this process.
+
+    The first call connects to the other ranks. Without a launcher, the result is `ALONE`.
+    """
     if _joined:
         return _joined[0]
     place = launched_rank()
@@ -630,13 +656,13 @@ def ranks_here(seconds: float) -> Ranks:
 
 
 def leave_ranks(failure: str | None = None) -> None:
-    """Leave the ranks that this process has joined, if any."""
+    """Leave the group of ranks that this process has joined, if there is one."""
     for group in tuple(_joined):
         group.leave(failure)
 
 
 def report_to_all(reason: str) -> None:
-    """Print why this process fails, unless another rank has printed it, and report it to the others."""
+    """Print why this process fails, unless another rank has already printed it, and report the reason to the other ranks."""
     if own_place.launcher_reports and _joined and _joined[0].left_behind:
         # The launcher prints which rank is gone.
         sys.stdout.flush()
@@ -658,14 +684,17 @@ def report_to_all(reason: str) -> None:
 
 
 def report_defect(error: Exception) -> int:
-    """Print an unexpected error once for all ranks: the lost rank that caused it, or its traceback; return the exit code."""
+    """Print an unexpected error once for all ranks, and return the exit code.
+
+    The printed message is the lost rank that caused the error, or else the traceback.
+    """
     gone = _joined[0].end_behind(error) if _joined else None
     report_to_all("".join(traceback.format_exception(error)) if gone is None else f"kapelle: {gone}")
     return 1 if gone is None else EXIT_WRONG
 
 
 def _store(place: LaunchedRank, seconds: float) -> Any:
-    """Return a connection to this job's store, which runs in the launcher or else in rank 0."""
+    """Return a connection to the store of this job, which runs in the launcher or else in rank 0."""
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     leads = place.rank == 0 and not by_launcher
     try:
@@ -693,16 +722,16 @@ def _store(place: LaunchedRank, seconds: float) -> Any:
 
 
 PREFIX = "kapelle"
-"""Prefix of our keys in the store."""
+"""Prefix of kapelle's keys in the store."""
 
 
 def restarts() -> str:
-    """Return how many times torchrun has restarted this job with the same store."""
+    """Return the number of times that torchrun has restarted this job with the same store, as a string."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def _finish(work: Any) -> None:
-    """Wait for a collective; its own `wait` would not let Python handle signals."""
+    """Wait for a collective operation. The method `wait` of the operation would prevent Python from handling signals."""
     pause = 0.0
     while not work.is_completed():
         time.sleep(pause)

@@ -1,8 +1,9 @@
-"""Ranks, as `torchrun` calls them: processes that run one program on the same data and share its work.
+"""The interface of ranks, which are processes that run the same program on the same data and divide its work, as in `torchrun`.
 
-Heavy work is shared. Every rank makes the same decisions from the same data. Ranks exchange data in `all_gather` (and sums in `add`):
-each rank does its share of the work, then all ranks have every share. An error or a stop request of one rank is raised in all
-ranks at that point, so that the others do not wait. `rank_group.py` implements this for several processes; a single process uses `ALONE`.
+Expensive work is divided among the ranks. Every rank makes the same decisions from the same data. Ranks exchange data with
+`all_gather`, and sums with `add`: each rank does its share of the work, and then receives the shares of all ranks. An error or a stop
+request of one rank is raised in all ranks in this call, so that no rank waits forever. The module `rank_group.py` implements this
+interface for several processes; a single process uses `ALONE`.
 """
 
 from __future__ import annotations
@@ -17,64 +18,68 @@ from kapelle.errors import ConfigError
 from kapelle.runtime.on_demand import Tensor
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""The environment variables of a process's place, which launchers such as `torchrun` set."""
+"""The environment variables that describe the place of a process, which launchers such as `torchrun` set."""
 
 
 class Peers:
-    """The ranks for one thread of this process, which exchanges data with the same thread of the other ranks.
+    """The ranks from the point of view of one thread, which exchanges data with the same thread of the other ranks.
 
-    An object of this class belongs to a single process.
+    This base class implements the case of a single process.
     """
 
     rank: int = 0
-    """Number of this process from 0; rank 0 writes files and prints."""
+    """Index of this process, from 0. Rank 0 writes files and prints messages."""
     size: int = 1
-    """Number of processes."""
+    """The number of processes."""
 
     def all_gather(self, at: str, work: Callable[[], bytes]) -> list[bytes]:
-        """Do this rank's share of the work and return all shares, by rank.
+        """Do this rank's share of the work, and return the shares of all ranks in order.
 
-        `at` names the exchange; ranks at different exchanges are a defect and raise EngineError. An error of one rank is raised in
-        every rank, with the same type if it is one of `errors.py`, and so is StopRequested.
+        The argument `at` is the name of the exchange. Raises EngineError if ranks are in different exchanges, which is a bug. An
+        error of one rank is raised in every rank, with the same type if the type is defined in `errors.py`. A StopRequested of one
+        rank is also raised in every rank.
         """
         return [work()]
 
 
 class Meeting(Peers):
-    """An agreement of processes in the middle of the rollouts of a step; this one is for a single process.
+    """A meeting in which processes agree on the end of a step during its rollouts. This base class is for a single process.
 
-    It is separate from the exchanges of the ranks, so that the ranks can update meanwhile.
+    A meeting is separate from the exchanges of the ranks, so that the ranks can update the weights at the same time.
     """
 
     def begin(self, number: int | None = None) -> int:
-        """Begin the step of this number, by default the next one; return the number."""
+        """Start the step with this number (by default the next number), and return the number."""
         return 0
 
     def fail(self, error: BaseException) -> None:
-        """Report why this process fails: each waiting process raises PeerFailed. Call it in the handler of the error."""
+        """Report why this process failed, so that each waiting process raises PeerFailed.
+
+        This method must be called in the exception handler of the error.
+        """
 
     @property
     def form(self) -> Mapping[str, Any] | None:
-        """Plain values from which another process can take this place (`rank_group.meeting_from`); None for a single process."""
+        """Plain values with which another process can join the meeting (`rank_group.meeting_from`), or None for a single process."""
         return None
 
 
 class Ranks(Peers):
-    """The ranks for the main thread of this process."""
+    """The ranks from the point of view of the main thread of this process."""
 
     def store_barrier(self) -> Peers:
-        """Return the exchange for one additional thread of each rank, while the main threads do other work."""
+        """Return an exchange for one additional thread of each rank, which can be used while the main threads do other work."""
         return self
 
     def meeting(self) -> Meeting:
-        """Return the agreement of the ranks, or of the processes that roll out for them, in a step."""
+        """Return the meeting in which the ranks, or the processes that roll out episodes for them, agree on the end of a step."""
         return Meeting()
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Sum each tensor over all ranks, in place; shapes must be equal, and results are bitwise identical."""
+        """Sum each tensor over all ranks in place. Shapes must be equal, and results are bitwise identical in all ranks."""
 
     def take_waits(self) -> dict[str, float]:
-        """Return the seconds of waiting for other ranks since the last call, by the name of the exchange."""
+        """Return the time in seconds spent waiting for other ranks since the last call, by the name of the exchange."""
         return {}
 
 
@@ -83,14 +88,14 @@ ALONE = Ranks()
 
 
 def broadcast(ranks: Peers, at: str, work: Callable[[], Any]) -> Any:
-    """Let only rank 0 do `work`, and return its result, plain JSON, in every rank."""
+    """Do `work` only in rank 0, and return its result in every rank. The result must consist of plain JSON values."""
     if ranks.size == 1:
         return work()
     return json.loads(ranks.all_gather(at, lambda: b"" if ranks.rank else json.dumps(work()).encode())[0])
 
 
 def first_then_others(ranks: Ranks, at: str, work: Callable[[], Any]) -> Any:
-    """Let rank 0 do `work`, which writes files, then the others, which find the files; return this rank's result."""
+    """Do `work`, which writes files, first in rank 0 and then in the other ranks, which find the files. Return the result of this rank."""
     if ranks.size == 1:
         return work()
     done: list[Any] = []
@@ -105,7 +110,7 @@ def first_then_others(ranks: Ranks, at: str, work: Callable[[], Any]) -> Any:
 
 
 def check_same(ranks: Ranks, at: str, own: Mapping[str, Any]) -> None:
-    """Raise ConfigError in every rank unless all ranks have the values of rank 0, by name."""
+    """Raise ConfigError in every rank unless all ranks have the same named values as rank 0."""
     if ranks.size == 1:
         return
     every = [json.loads(each) for each in ranks.all_gather(at, lambda: json.dumps(own).encode())]
@@ -125,20 +130,20 @@ def check_same(ranks: Ranks, at: str, own: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedRank:
-    """The place of this process among those of a launcher."""
+    """The place of this process among the processes that a launcher started."""
 
     rank: int
     size: int
     address: str
     port: int
     local: int
-    """Number of this process on its machine."""
+    """Index of this process among the processes on its machine."""
 
 
 def launched_rank(environ: Mapping[str, str] = os.environ) -> LaunchedRank | None:
-    """Return the place of this process; None without a launcher, or for a single process.
+    """Return the place of this process, or None if there is no launcher or only a single process.
 
-    Raises ConfigError for an invalid place.
+    Raises ConfigError if the environment variables are invalid.
     """
     given = {name: environ[name] for name in VARIABLES if name in environ}
     if len(given) < len(VARIABLES):

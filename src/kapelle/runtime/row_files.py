@@ -1,7 +1,8 @@
-"""Read rows of data from local files, with the place of each row for messages.
+"""Read rows of data from local files, together with the position of each row for error messages.
 
-The formats are JSON lines and JSON arrays, also gzipped, JSON lines in Zstandard (`.jsonl.zst`), and parquet. Every error names the file,
-the line and a fix, before a model is loaded. Environments use it to read their tasks, and runs to read the data that they wrote.
+Supported formats are JSON lines and JSON arrays (optionally compressed with gzip), JSON lines compressed with Zstandard
+(`.jsonl.zst`), and Parquet. Every error message contains the file, the line and how to fix the error, and is raised before a model is
+loaded. Environments use this module to read their tasks, and runs use it to read the data that they wrote.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ SUFFIXES = (".jsonl.gz", ".jsonl", ".jsonl.zst", ".json.gz", ".json", ".parquet"
 
 @dataclass(frozen=True, slots=True)
 class DataRow:
-    """One row and its place."""
+    """One row of a data file, with its position in the file."""
 
     place: str
-    """The place for error messages, such as `train.jsonl.gz, line 17`."""
+    """Position of the row for error messages, such as `train.jsonl.gz, line 17`."""
     fields: Mapping[str, Json]
 
     def text(self, field: str, setting: str) -> str:
-        """Return a field as text; raise DataError with the setting to change if the field is missing or not a string."""
+        """Return a field that must be a string.
+
+        Raises DataError, with the name of the setting to change, if the field is missing or not a string.
+        """
         if field not in self.fields:
             raise DataError(
                 f"{self.place} has no field '{field}'.{did_you_mean(field, self.fields)} "
@@ -47,21 +51,21 @@ class DataRow:
         return str(value)
 
     def unusable(self, fault: str, setting: str = "") -> DataError:
-        """Return the error for a row with a fault; `setting` is the setting that may have caused it."""
+        """Return the error for a row that cannot be used. The argument `setting` is the setting that may have caused the fault."""
         other = f", or set `environment.{setting}`" if setting else ""
         return DataError(f"{self.place}: {fault}. Fix or drop the row{other}.")
 
 
 def held_out(key: str, share: float) -> bool:
-    """Return whether the row with a key belongs to the test split, by a hash of the key."""
+    """Return whether the row with this key belongs to the test split, which is determined by a hash of the key."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 
 
 def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> tuple[DataRow, ...]:
-    """Return the rows of one local file; raise DataError if it is damaged or has another format.
+    """Return the rows of a local file. Raises DataError if the file is damaged or has another format.
 
-    The hash of the file is added to `contents` by its name.
+    The hash of the file is added to `contents` under the name of the file.
     """
     if file.name.endswith(".parquet"):
         try:
@@ -110,7 +114,7 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
 
 
 def _columns(place: str, pairs: list[tuple[str, Json]]) -> Json:
-    """Return an object; raise DataError for a repeated key, because JSON would silently keep only its last value."""
+    """Return a JSON object. Raises DataError if a key is repeated, because JSON parsers would silently keep only its last value."""
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)

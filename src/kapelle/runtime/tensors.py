@@ -1,4 +1,4 @@
-"""Named tensors outside of this process: in a safetensors file, packed as bytes, or in shared memory."""
+"""Store named tensors outside of this process: in a safetensors file, packed as bytes, or in shared memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from kapelle.runtime.on_demand import Tensor, torch
 
 
 def leaves(tree: object, place: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the leaves of a tree in order, with the dotted path of keys and indices after `place`."""
+    """Yield the leaves of a tree in order.
+
+    Each leaf is a pair of its dotted path of keys and indices, starting with `place`, and its value.
+    """
     if not isinstance(tree, Mapping | list | tuple):
         yield place, tree
         return
@@ -27,7 +30,7 @@ def leaves(tree: object, place: str = "") -> Iterator[tuple[str, object]]:
 
 
 def read_together(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return each tensor, flattened and in float64 on the CPU, with one wait for each device."""
+    """Return each tensor as a flat float64 tensor on the CPU, and synchronise only once with each device."""
     found: dict[int, Tensor] = {}
     for device in {each.device for each in tensors}:
         here = {id(each): each.detach().reshape(-1) for each in tensors if each.device == device}
@@ -43,7 +46,7 @@ def read_together(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def copy_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return bitwise copies of tensors on the CPU, each in its own memory, with one wait for each device."""
+    """Return bitwise copies of tensors on the CPU, each in separate memory, and synchronise only once with each device."""
     found: dict[str, Tensor] = {}
     for device in {each.device for each in tensors.values()}:
         here = {
@@ -58,7 +61,7 @@ def copy_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def send_together(tensors: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
-    """Return tensors of the CPU on a device, in one asynchronous transfer; for the CPU, the same tensors."""
+    """Copy tensors from the CPU to a device in one asynchronous transfer. If the device is the CPU, the same tensors are returned."""
     if torch.device(device).type == "cpu":
         return list(tensors)
     begins, end = list[int](), 0
@@ -78,7 +81,7 @@ def send_together(tensors: Sequence[Tensor], device: torch.device | str) -> list
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file, on the CPU; DataError if it cannot be read."""
+    """Return the tensors of a file on the CPU. Raises DataError if the file cannot be read."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -94,7 +97,7 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def packed(plain: object, tensors: Mapping[str, Tensor]) -> bytes:
-    """Return a JSON value and tensors as bytes for `unpacked`; the value's floats may be infinite or NaN."""
+    """Return a JSON value and tensors as bytes that `unpacked` can read. Floats in the JSON value may be infinite or NaN."""
     from safetensors.torch import save
 
     text = json.dumps(plain).encode()
@@ -106,7 +109,7 @@ def packed(plain: object, tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def unpacked(data: bytes) -> tuple[Any, dict[str, Tensor]]:
-    """Return value and tensors from the bytes of `packed`; the tensors are on the CPU."""
+    """Return the JSON value and the tensors from bytes that `packed` returned. The tensors are on the CPU."""
     from safetensors.torch import load
 
     end = 8 + int.from_bytes(data[:8], "little")
@@ -119,14 +122,14 @@ def unpacked(data: bytes) -> tuple[Any, dict[str, Tensor]]:
 # process that holds it. /dev/shm is not used: in containers it often has 64 MiB.
 
 Layout = Mapping[str, Mapping[str, tuple[str, tuple[int, ...]]]]
-"""Name of a policy → name of a tensor → (dtype, shape)."""
+"""Mapping from the name of each policy to the names of its tensors, with the data type and shape of each tensor."""
 
 ALIGNED = 64
-"""Alignment of tensors in bytes, as in torch's own memory."""
+"""Alignment of tensors in bytes, which is the same as in memory that torch allocates."""
 
 
 def layout_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
-    """Return the layout of tensors by policy and name."""
+    """Return the layout of tensors, which are given by policy and by name."""
     return {
         policy: {
             key: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
@@ -137,10 +140,10 @@ def layout_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
 
 
 class SharedTensors:
-    """The tensors of a layout, in memory behind a file descriptor that a child process can inherit."""
+    """The tensors of a layout in shared memory, which a child process can inherit through a file descriptor."""
 
     def __init__(self, layout: Layout, descriptor: int | None = None) -> None:
-        """Create the memory, or use that of a descriptor, which is closed with this object."""
+        """Create the memory, or use the memory of a file descriptor. The descriptor is closed with this object."""
         begins: dict[tuple[str, str], int] = {}
         end = 0
         for policy, own in layout.items():
@@ -172,15 +175,15 @@ class SharedTensors:
                 )
 
     def __contains__(self, policy: str) -> bool:
-        """Return whether the layout has a policy."""
+        """Return whether the layout contains a policy."""
         return policy in self._tensors
 
     def __getitem__(self, policy: str) -> Mapping[str, Tensor]:
-        """Return a policy's tensors, by name; on the CPU."""
+        """Return the tensors of a policy by name. The tensors are on the CPU."""
         return self._tensors[policy]
 
     def close(self) -> None:
-        """Close the descriptor; the memory is released with the tensors."""
+        """Close the file descriptor. The memory is released when the tensors are released."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

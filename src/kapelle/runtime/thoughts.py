@@ -1,11 +1,11 @@
-"""Thoughts of a completion: the text between markers at its beginning, before the answer."""
+"""Separate the thoughts of a completion, which are the text between two markers at its beginning, from the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 THOUGHTS = ("<think>", "</think>")
-"""The markers of most models."""
+"""The markers of thoughts that most models use."""
 THOUGHTS_OF_MISTRAL = ("[THINK]", "[/THINK]")
 EVERY_PAIR = (THOUGHTS, THOUGHTS_OF_MISTRAL)
 OPENINGS = tuple(opening for opening, _ in EVERY_PAIR)
@@ -15,9 +15,9 @@ THOUGHT_MARKS = frozenset((*THOUGHTS, *THOUGHTS_OF_MISTRAL))
 def split_thoughts(
     text: str, around: Sequence[tuple[str, str]] = EVERY_PAIR, *, thinking: bool
 ) -> tuple[str, str, bool]:
-    """Return thoughts, the rest of the text, and whether the thoughts are complete (or there are none).
+    """Return the thoughts, the rest of the text, and whether the thoughts are complete (or absent).
 
-    With `thinking`, the prompt has opened the thoughts, so the text contains only their end.
+    With `thinking`, the prompt already contains the start marker of the thoughts, so the text contains only the end marker.
     """
     begun = text.lstrip()
     opened = [pair for pair in around if begun.startswith(pair[0])]

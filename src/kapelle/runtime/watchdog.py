@@ -1,4 +1,4 @@
-"""A thread that runs checks ten times a second, independent of the main thread."""
+"""Run checks ten times per second on a separate thread, independently of the main thread."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kapelle.runtime import machine
 from kapelle.runtime.early_stop import SHOW_CURSOR
 
 TICK = 0.1
-"""Seconds between two checks."""
+"""Time in seconds between two checks."""
 MOST = 1.0
-"""Maximum seconds between two checks that count: a longer time means that the process was stopped."""
+"""Maximum time in seconds that is counted between two checks. If the time is longer, the process was stopped."""
 
 _looks: list[Callable[[float], None]] = []
 _starting = threading.Lock()
@@ -24,9 +24,10 @@ _runs = False
 
 
 def every_tick(look: Callable[[float], None]) -> None:
-    """Call `look` at every tick with the seconds since the last one, without those in which this process was stopped.
+    """Call `look` at every tick with the time in seconds since the last tick, without time in which this process was stopped.
 
-    Has no effect if the function is already being called. Raises MemoryError if no thread can start.
+    If the same function is already called at every tick, this function has no effect. Raises MemoryError if the thread cannot be
+    started.
     """
     global _runs  # noqa: PLW0603 - there is one thread
     with _starting:
@@ -53,7 +54,7 @@ def _run(begun: threading.Event) -> None:
 
 
 def end_process(message: str, code: int) -> NoReturn:
-    """End this process at once, with a line on standard error and in the logs of its runs."""
+    """End this process immediately, after writing a line to standard error and to the logs of its runs."""
     line = f"kapelle: {message}\n".encode()
     with suppress(OSError, ValueError):
         os.write(2, SHOW_CURSOR * os.isatty(2) + line)

@@ -1,1 +1,1 @@
-"""Servers that make parts of one process available to other processes over the network."""
+"""Servers that make parts of a process available to other processes over the network."""

@@ -1,6 +1,6 @@
-"""Parts that all services share: where they listen, who may call them, and the log of failures.
+"""Defines what all services share: the address to listen on, who may call the service, and the log of failures.
 
-Services listen on loopback by default; on other addresses they need both TLS and a token.
+By default, services listen on the loopback interface. On other addresses, services require both TLS and a token.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ __all__ = ["LEAST_TOKEN", "TOKEN", "Binding", "check_installed", "in_url", "log_
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Where a service listens, and who may call it."""
+    """The address on which a service listens, and who may call the service."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """The port; 0 chooses a free port."""
+    """The port to listen on. If 0, a free port is chosen."""
     token: str | None = field(default=None, repr=False)
-    """Every call must contain this token, as `Authorization: Bearer …`; None admits all callers."""
+    """The token that every call must contain as a bearer token in the header `Authorization`. If None, no token is required."""
     certificate: Path | None = None
-    """PEM file of the TLS certificate with its chain."""
+    """The PEM file of the TLS certificate with its chain."""
     key: Path | None = None
-    """PEM file of the certificate's private key."""
+    """The PEM file of the private key of the certificate."""
     names: tuple[str, ...] = ()
-    """Further names that are allowed in `Host`, such as the name of this machine."""
+    """Additional names that are allowed in the header `Host`, such as the name of this machine."""
     address: str | None = None
-    """The host name or IP address that callers use, if it is not `host` (which may mean all addresses of the machine)."""
+    """The host name or IP address that callers use, if it differs from `host` (which may stand for all addresses of the machine)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -67,9 +67,10 @@ class Binding:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Allowed names in `Host`, in lower case and without a port.
+        """The names that are allowed in the header `Host`, in lower case and without a port.
 
-        In a DNS rebinding attack, another site's name points to this machine, and its page sends that name.
+        This check prevents DNS rebinding attacks, in which the name of another site points to this machine and the
+        site's page sends that name.
         """
         names = ("localhost", "127.0.0.1", "[::1]", in_url(self.host), in_url(self.reached), *self.names)
         return frozenset(name.lower() for name in names)
@@ -80,7 +81,10 @@ class Binding:
         return self.address or self.host
 
     def tls(self) -> tuple[bytes, bytes] | None:
-        """Return the private key and the certificate's chain in PEM, or None; raises ConfigError if they do not match."""
+        """Return the private key and the certificate chain in PEM format, or None without TLS.
+
+        Raises ConfigError if the key and the certificate do not match.
+        """
         if self.certificate is None or self.key is None:
             return None
         try:
@@ -92,12 +96,12 @@ class Binding:
             ) from None
 
     def url(self, port: int) -> str:
-        """Return the service's address with a port."""
+        """Return the URL of the service for a given port."""
         scheme = "http" if self.certificate is None else "https"
         return f"{scheme}://{in_url(self.reached)}:{port}"
 
     def admits(self, token: str | None) -> bool:
-        """Return whether a caller with this token may call; the comparison takes constant time."""
+        """Return whether a caller with the given token may call the service. The comparison takes constant time."""
         if self.token is None:
             return True
         given = b"" if token is None else token.encode("utf-8", "surrogatepass")
@@ -105,13 +109,13 @@ class Binding:
 
 
 def check_installed(extra: str, *packages: str) -> None:
-    """Raise ConfigError if a package is missing, with the extra of kapelle that contains it."""
+    """Raise ConfigError if a package is missing. The message states the extra of kapelle that contains the package."""
     if any(find_spec(package) is None for package in packages):
         raise ConfigError(f"Serving needs an extra: pip install 'kapelle[{extra}]'.")
 
 
 def in_url(host: str) -> str:
-    """Return a host in the form that a URL needs: an IPv6 address is put in brackets."""
+    """Return a host in the form that a URL requires, which puts IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -123,7 +127,7 @@ LOG = logging.getLogger("kapelle.services")
 
 
 def log_failure(what: str, error: BaseException) -> None:
-    """Log a failure, with the types and tracebacks of the error and its causes."""
+    """Log a failure with the types and the tracebacks of the error and of its causes."""
     lines: list[str] = []
     seen: set[int] = set()
     cause: BaseException | None = error

@@ -1,9 +1,9 @@
-"""A gRPC server on its own thread: one check before every method, a health service, limits, and an orderly shutdown.
+"""A gRPC server that runs on its own thread, with one check before every method, a health service, limits, and an orderly shutdown.
 
     with GrpcServer(Binding(), [service]) as server:
         print(server.address)
 
-Importing this module needs grpcio; call `check_installed("serve", "grpc", "grpc_health")` first.
+Importing this module requires grpcio. Call `check_installed("serve", "grpc", "grpc_health")` first.
 """
 
 from __future__ import annotations
@@ -32,60 +32,61 @@ from kapelle.services.binding import Binding, in_url, log_failure
 
 @dataclass
 class CallRejected(Exception):
-    """The error reply of a call; raise it anywhere inside the call."""
+    """The error response to a call. The error may be raised anywhere inside the call."""
 
     code: str
-    """The status code's name, such as `NOT_FOUND`."""
+    """The name of the status code, such as `NOT_FOUND`."""
     message: str
 
 
 def wrong(message: str) -> CallRejected:
-    """Return the rejection of a malformed request."""
+    """Return the error for a malformed request."""
     return CallRejected("INVALID_ARGUMENT", message)
 
 
 def busy(message: str) -> CallRejected:
-    """Return the rejection of a call for which there is currently no capacity."""
+    """Return the error for a call for which there is currently no capacity."""
     return CallRejected("RESOURCE_EXHAUSTED", message)
 
 
 def leaving() -> CallRejected:
-    """Return the rejection of a call during the shutdown."""
+    """Return the error for a call that arrives during shutdown."""
     return CallRejected("UNAVAILABLE", "The server is shutting down. Use another server, or retry later.")
 
 
 # -------- The single check before every method, which also turns errors into status codes; tracebacks are logged
 
 HEALTH = "/grpc.health.v1.Health/"
-"""Prefix of the health service's methods, which have their own limit."""
+"""The prefix of the methods of the health service, which have their own limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Limits of one server."""
+    """The limits of one server."""
 
     message_bytes: int = LARGEST
-    """Maximum size of one decompressed message in bytes."""
+    """The maximum size of a decompressed message in bytes."""
     calls: int = 1024
-    """Maximum number of calls in progress."""
+    """The maximum number of calls in progress."""
     watchers: int = 64
-    """Maximum number of calls of the health service in progress."""
+    """The maximum number of calls of the health service in progress."""
     connections: int = 256
-    """Maximum number of open connections; further connections are closed immediately."""
+    """The maximum number of open connections. Further connections are closed immediately."""
     pending: int = 32_768
-    """Maximum number of calls that wait for their token check; beyond that, grpcio cancels some calls, with or without a token."""
+    """The maximum number of calls that wait for the check of their token. If there are more, grpcio cancels some calls, with or
+    without a token."""
 
 
 class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships no types
-    """Admits calls, counts those in progress, and turns errors into status codes."""
+    """Admits calls, counts the calls in progress, and converts errors to status codes."""
 
     def __init__(self, binding: Binding, caps: Caps) -> None:
-        """`binding` defines who may call, and `caps` the limits."""
+        """Create the guard. The argument `binding` defines who may call, and `caps` defines the limits."""
         self._binding = binding
         self._most = {"calls": caps.calls, "watchers": caps.watchers}
         self._under_way = dict.fromkeys(self._most, 0)
         self.idle = asyncio.Event()
-        """Set while no call is in progress, except those of the health service."""
+        """An event that is set while no call is in progress, except calls of the health service."""
         self.idle.set()
         self.closed = False
         """Whether only calls of the health service are accepted."""
@@ -93,7 +94,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> grpc.RpcMethodHandler | None:
-        """Return the method's handler behind the check, or None."""
+        """Return the handler of a method with the check in front of it, or None."""
         # A caller must send exactly one `authorization` entry, with a bearer token.
         given = [value for key, value in details.invocation_metadata or () if key == "authorization"]
         alone = given[0] if len(given) == 1 and isinstance(given[0], str) else ""
@@ -136,7 +137,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc] # grpc ships 
     async def _accepted(
         self, kind: str, method: str, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[None]:
-        """Count a call in progress, and end it with a status code if it raises."""
+        """Return a context manager that counts a call in progress. If the call raises an error, the call is ended with a status code."""
         try:
             if self.closed and kind != "watchers":
                 raise leaving()
@@ -171,61 +172,61 @@ async def _unauthenticated(_: AsyncIterator[bytes], context: grpc.aio.ServicerCo
 
 
 PING_SECONDS = 20
-"""Seconds without traffic until a connection is pinged, and maximum seconds until its reply."""
+"""The number of seconds without traffic after which a connection is pinged, and the maximum number of seconds until the reply."""
 HANDSHAKE_SECONDS = 10
-"""Maximum time until a new connection has finished its handshake, in seconds."""
+"""Maximum time in seconds until a new connection has finished its handshake."""
 IDLE_SECONDS = 300
-"""Seconds without a call after which a connection is closed; its client opens another connection for the next call."""
+"""The number of seconds without a call after which a connection is closed. The client opens another connection for its next call."""
 CLOSING_SECONDS = 5.0
-"""Time that cancelled calls have to end before their thread is abandoned, in seconds."""
+"""Maximum time in seconds for cancelled calls to finish before their thread is abandoned."""
 LAST_SECONDS = 0.5
-"""Time at the end in which late calls still receive a status code, in seconds."""
+"""The time in seconds at the end of a shutdown in which late calls still receive a status code."""
 METADATA_BYTES = 16 << 10
-"""Maximum number of bytes of a call's headers."""
+"""The maximum number of bytes of the headers of a call."""
 
 
 class GrpcService:
-    """A service that a proto file defines."""
+    """A service that is defined by a proto file."""
 
     name: str
-    """The service's full name in the proto file, which the health service uses too."""
+    """The full name of the service in the proto file, which the health service also uses."""
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add the service's methods to a server; they must not block the server's event loop."""
+        """Add the methods of the service to a server. The methods must not block the event loop of the server."""
         raise NotImplementedError
 
 
 class GrpcServer:
-    """A server that runs until it is closed; a context manager."""
+    """A context manager for a server that runs until it is closed."""
 
     def __init__(self, binding: Binding, services: Sequence[GrpcService], caps: Caps | None = None) -> None:
-        """`binding` defines where to listen and who may call."""
+        """Create the server. The argument `binding` defines where to listen and who may call."""
         # The guard logs errors; grpcio would log a traceback for every cancelled call.
         logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
         self._binding, self._services, self._caps = binding, tuple(services), caps or Caps()
         self._drained = False
         self.port = 0
-        """The port, available after the start."""
+        """The port, which is available after the server has started."""
         self.address = ""
-        """The host and port, available after the start."""
+        """The host and the port, which are available after the server has started."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
         self._begun: Future[int] = Future()
         self._thread = threading.Thread(target=self._run, name="kapelle-grpc", daemon=True)
 
     def start(self) -> None:
-        """Start, and return when calls are accepted; raises ConfigError if the server cannot listen."""
+        """Start the server, and return when calls are accepted. Raises ConfigError if the server cannot listen."""
         self._thread.start()
         self.port = self._begun.result()
         self.address = self._binding.url(self.port).partition("://")[2]
 
     def drain(self, seconds: float) -> bool:
-        """Stop accepting calls, finish the accepted ones, and return whether that took at most `seconds`."""
+        """Stop accepting calls, finish the accepted calls, and return whether this took at most `seconds`."""
         assert self._loop is not None, "the server has started"
         return asyncio.run_coroutine_threadsafe(self._drain(seconds), self._loop).result()
 
     def close(self) -> None:
-        """Stop now, and cancel calls in progress."""
+        """Stop the server immediately, and cancel all calls in progress."""
         if self._loop is not None and self._over is not None:
             with suppress(RuntimeError):  # the loop has already ended
                 self._loop.call_soon_threadsafe(self._over.set)

@@ -1,10 +1,10 @@
-"""HTTP for services and the viewer, with Starlette and uvicorn; this module adds checks and deadlines.
+"""HTTP server for services and the viewer, based on Starlette and uvicorn. This module adds checks and deadlines.
 
     Guard           the single check before every route: token, host name, and origin
     Application     routes for JSON: limits on bodies, errors in OpenAI's format
     HttpServer      uvicorn on its own thread, with deadlines for slow peers
 
-Importing this module needs both packages; call `check_installed("serve", "starlette", "uvicorn")` first.
+Importing this module requires both packages. Call `check_installed("serve", "starlette", "uvicorn")` first.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ T = TypeVar("T")
 # -------- The single check before every route
 
 SAFE = ("GET", "HEAD")
-"""Methods that only read data."""
+"""The HTTP methods that only read data."""
 SAFETY = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
-"""Headers that restrict browsers."""
+"""The response headers that restrict what browsers may do."""
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """Return a call's headers by lower-case name; values of a repeated header are joined by a comma."""
+    """Return the headers of a call by lower-case name. The values of a repeated header are joined by a comma."""
     headers: dict[str, str] = {}
     for key, value in scope["headers"]:
         name, text = key.decode("latin-1").lower(), value.decode("latin-1")
@@ -68,9 +68,9 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> None:
-    """Raise RequestError unless the token, the host name and the origin of a call permit it.
+    """Raise RequestError unless the token, the host name and the origin of a call permit the call.
 
-    `headers` are those of `headers_of`, in which a repeated header matches nothing.
+    The argument `headers` is the result of `headers_of`, in which a repeated header matches no allowed value.
     """
     if "content-length" in headers and "transfer-encoding" in headers:
         # A proxy in front of this service may use the other length (RFC 9112, 6.3).
@@ -114,20 +114,20 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
 
 
 class JsonAnswer(JSONResponse):
-    """A JSON response."""
+    """A response with JSON content."""
 
     def render(self, content: Json) -> bytes:
-        """Return JSON in ASCII, because UTF-8 cannot encode a lone surrogate, which a model may generate."""
+        """Return the content as ASCII JSON, because UTF-8 cannot encode a lone surrogate, which a model may generate."""
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def error_response(refusal: RequestError) -> Response:
-    """Return a rejection in OpenAI's format."""
+    """Convert a RequestError to a response in OpenAI's format."""
     return JsonAnswer(refusal.row(), refusal.status, refusal.headers)
 
 
 class Guard:
-    """Passes calls that `check_call` and `check` allow on to an application, and adds headers to every response."""
+    """Forwards calls that `check_call` and `check` permit to an application, and adds headers to every response."""
 
     def __init__(
         self,
@@ -137,7 +137,11 @@ class Guard:
         check: Callable[[str, Mapping[str, str]], None] = lambda _method, _headers: None,
         answer: Callable[[RequestError], Response] = error_response,
     ) -> None:
-        """`check` receives a call's method and headers and may raise RequestError; `answer` turns a RequestError into a response."""
+        """Create the guard around an application.
+
+        The function `check` receives the method and headers of a call and may raise RequestError. The function `answer`
+        converts a RequestError to a response.
+        """
         self._inner, self._binding, self._headers = inner, binding, dict(headers)
         self._check, self._answer = check, answer
 
@@ -170,33 +174,33 @@ class Guard:
 # disconnects, the work for it is cancelled.
 
 MOST_BYTES = 4 << 20
-"""Maximum number of bytes of one body."""
+"""The maximum number of bytes of a request body."""
 BODY_SECONDS = 60.0
-"""Maximum time for a body to arrive, in seconds."""
+"""Maximum time in seconds until a request body has arrived."""
 SESSION = "x-kapelle-session"
-"""Header that contains a session's name."""
+"""The header that contains the name of a session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a route, checked and parsed."""
+    """A call of a route after checking and parsing."""
 
     path: str
     """The part of the path that matches `{name:path}`."""
     session: str | None
-    """The session in a header or the path, or None."""
+    """The session that is given in a header or in the path, or None."""
     headers: Mapping[str, str]
     body: Json
-    """The body's JSON object; None for methods without a body."""
+    """The JSON object in the body, or None for methods without a body."""
     peer: tuple[str, int] | None = None
-    """Address of the caller."""
+    """The address of the caller."""
 
 
 Handler = Callable[[Call], Awaitable[Response]]
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events: JSON values, or plain strings."""
+    """A response of server-sent events, each of which is a JSON value or a plain string."""
 
     def __init__(
         self,
@@ -207,9 +211,10 @@ class EventStream(StreamingResponse):
         *,
         named: bool = False,
     ) -> None:
-        """Send the events in `begun`, which were already taken from `events`, and then the remaining events.
+        """Create a response that sends the events in `begun`, which were already taken from `events`, and then the remaining events.
 
-        `failed` returns the last event after a failure. With `named`, the `type` of an event is also its name.
+        The function `failed` returns the last event after a failure. If `named` is true, the `type` of an event is also
+        used as its name.
         """
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -244,7 +249,7 @@ class EventStream(StreamingResponse):
 
 
 def route(method: str, path: str, handler: Handler) -> Route:
-    """Return a route whose handler receives checked calls; `{name:path}` in the path matches everything below it."""
+    """Return a route whose handler receives checked calls. In the path, `{name:path}` matches the rest of the path."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -274,13 +279,13 @@ def route(method: str, path: str, handler: Handler) -> Route:
 
 
 def _failed(what: str, error: Exception) -> RequestError:
-    """Log an error and return a rejection without its message."""
+    """Log an error, and return a RequestError that does not contain the error's message."""
     log_failure(what, error)
     return RequestError(500, "The service failed; see its log.", None, "internal_error")
 
 
 async def _json_body(request: Request) -> Json:
-    """Return the JSON object in a body; raises RequestError if the body is too long, too slow, or not a JSON object."""
+    """Return the JSON object in a body. Raises RequestError if the body is too long, too slow, or not a JSON object."""
     headers = headers_of(request.scope)
     too_long = RequestError(413, f"The body has more than {MOST_BYTES:,} bytes.", None, "body_too_long")
     if headers.get("content-encoding", "identity").lower() != "identity":
@@ -320,7 +325,7 @@ async def _json_body(request: Request) -> Json:
 
 
 async def until_gone(work: Awaitable[T], receive: Receive) -> T:
-    """Return the result of `work`; if the caller disconnects first, cancel the work and raise ClientDisconnect."""
+    """Return the result of `work`. If the caller disconnects first, the work is cancelled and ClientDisconnect is raised."""
 
     async def disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -344,9 +349,9 @@ class Application(Guard):
     """An ASGI application with routes behind the guard, and errors in OpenAI's format."""
 
     def __init__(self, binding: Binding, routes: Sequence[Route], observe: Observe | None = None) -> None:
-        """`observe` receives the method, route, status and seconds of every finished call.
+        """Create the application. The function `observe` receives the method, route, status and duration in seconds of every finished call.
 
-        If no route matches, method and route are empty, because callers choose both.
+        If no route matches, the method and the route are empty, because callers could choose any value for them.
         """
 
         async def answer_error(request: Request, error: Exception) -> Response:
@@ -396,11 +401,14 @@ class Application(Guard):
 
 Observe = Callable[[str, str, int, float], None]
 GONE = 499
-"""Status of a call if the caller disconnects before the response."""
+"""The status that is recorded if the caller disconnects before the response."""
 
 
 def _in_session(scope: Scope) -> Scope:
-    """Return a call with the session in `/sessions/NAME/v1/…`, for programs with a configurable base URL."""
+    """Return a call in which the session is extracted from a path `/sessions/NAME/v1/…`.
+
+    Such paths support programs in which only the base URL can be configured.
+    """
     found = _OF_SESSION.match(scope["path"])
     if found is not None:
         return {**scope, "path": plain_path(found[2]), SESSION: found[1]}
@@ -408,24 +416,24 @@ def _in_session(scope: Scope) -> Scope:
 
 
 _OF_SESSION = re.compile(r"/+sessions/([^/]*)/+(v1/.*)", re.DOTALL)
-"""A session, whose name may be empty if a program's variable is empty, and the path in it."""
+"""A regular expression for a session and the path in it. The name of the session may be empty if a variable of the program is empty."""
 
 
 def plain_path(path: str) -> str:
-    """Return a path without repeated and trailing slashes, which occur when a URL is joined with an extra slash."""
+    """Return a path without repeated and trailing slashes, which occur if a URL is joined with an additional slash."""
     return "/" + "/".join(filter(None, path.split("/")))
 
 
 # -------- The server: uvicorn on its own thread
 
 IDLE_SECONDS = 30
-"""Seconds without a call until a connection is closed."""
+"""The number of seconds without a call after which a connection is closed."""
 CONNECTIONS = 4096
-"""Maximum number of open connections; further connections receive status 503."""
+"""The maximum number of open connections. Further connections receive the status 503."""
 
 
 class HttpServer:
-    """Serves an application until it is closed; a context manager."""
+    """A context manager that serves an application until it is closed."""
 
     def __init__(
         self,
@@ -438,14 +446,14 @@ class HttpServer:
         message_bytes: int = MOST_BYTES,
         door: Path | None = None,
     ) -> None:
-        """Bind the port; raises ConfigError if it is taken.
+        """Bind the port. Raises ConfigError if the port is in use.
 
-        The application also listens at `door`, a Unix socket for all users of this machine; its callers have no address
-        (`scope["client"]` is None). With `sockets`, it also accepts WebSockets with messages of at most
-        `message_bytes`.
+        The application also listens at `door`, a Unix socket for all users of this machine. Callers of the Unix socket
+        have no address (`scope["client"]` is None). If `sockets` is given, the application also accepts WebSockets with
+        messages of at most `message_bytes` bytes.
 
-        A connection without calls is closed after `idle_seconds`. `opened` and `closed` are called in the server's
-        event loop with the peer of each connection that opens or closes.
+        A connection without calls is closed after `idle_seconds` seconds. The functions `opened` and `closed` are
+        called in the server's event loop with the peer of each connection that opens or closes.
         """
         binding.tls()  # raises ConfigError if the files are invalid
         self._socket = _bound(binding)
@@ -456,7 +464,7 @@ class HttpServer:
             door.chmod(0o666)
         self.port: int = self._socket.getsockname()[1]
         self.url = binding.url(self.port)
-        """The server's URL."""
+        """The URL of the server."""
         config = uvicorn.Config(
             application,
             http=cast("type[asyncio.Protocol]", partial(HttpConnection, opened=opened, closed=closed)),
@@ -488,7 +496,7 @@ class HttpServer:
         return self
 
     def drain(self, seconds: float) -> bool:
-        """Stop accepting calls, finish the accepted ones, and return whether that took at most `seconds`."""
+        """Stop accepting calls, finish the accepted calls, and return whether this took at most `seconds`."""
         self._server.should_exit = True
         self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -497,7 +505,7 @@ class HttpServer:
         self.close()
 
     def close(self) -> None:
-        """Stop now, and cancel calls in progress."""
+        """Stop the server immediately, and cancel all calls in progress."""
         self._server.should_exit = self._server.force_exit = True
         if self._thread.ident is not None:
             self._thread.join(5.0)
@@ -515,7 +523,7 @@ class HttpServer:
 
 
 def check_free(binding: Binding) -> None:
-    """Raise ConfigError if a service cannot listen; commands call this before they load models."""
+    """Raise ConfigError if a service cannot listen at the given binding. Commands call this function before they load models."""
     _bound(binding).close()
 
 
@@ -541,23 +549,24 @@ def _bound(binding: Binding) -> socket.socket:
 # -------- One connection, with two deadlines that uvicorn lacks: for slow request heads, and for peers that stop reading
 
 HEAD_SECONDS = 30.0
-"""Maximum time for the head of a call to arrive, from its first byte or the start of the connection, in seconds."""
+"""Maximum time in seconds for the head of a call to arrive, measured from its first byte or from the start of the connection."""
 STALL_SECONDS = 60.0
-"""Time until the connection to a peer that does not read is aborted, in seconds."""
+"""The number of seconds after which the connection to a peer that does not read is aborted."""
 
 
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds until an idle peer is probed, seconds between probes, and their number: crashed machines do not close connections."""
+"""The number of seconds until an idle peer is probed, the number of seconds between probes, and the number of probes. Probes
+are needed because crashed machines do not close their connections."""
 
 Peer = tuple[str, int]
-"""Address and port of a caller."""
+"""The address and port of a caller."""
 
 
 PeerCallback = Callable[[Peer], None]
 
 
 class HttpConnection(H11Protocol):
-    """An HTTP/1.1 connection with deadlines for a slow peer."""
+    """An HTTP/1.1 connection with deadlines for slow peers."""
 
     def __init__(
         self, *given: Any, opened: PeerCallback | None, closed: PeerCallback | None, **named: Any
@@ -567,7 +576,7 @@ class HttpConnection(H11Protocol):
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a call."""
+        """Start the deadline for the head of the first call."""
         super().connection_made(transport)
         if self._opened is not None and self.client is not None:
             self._opened(self.client)
@@ -579,7 +588,7 @@ class HttpConnection(H11Protocol):
         self._deadline("head", HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        """Receive bytes; the deadline of a head ends with the head."""
+        """Process received bytes, and manage the deadline for the head of a call."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._deadline("head", None)
@@ -587,28 +596,28 @@ class HttpConnection(H11Protocol):
             self._deadline("head", HEAD_SECONDS)
 
     def pause_writing(self) -> None:
-        """Wait for the peer to read."""
+        """Start the deadline for a peer that does not read."""
         super().pause_writing()
         self._deadline("stall", STALL_SECONDS)
 
     def resume_writing(self) -> None:
-        """Continue: the peer has read."""
+        """Remove the deadline because the peer has read."""
         super().resume_writing()
         self._deadline("stall", None)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, even if its last response was not read."""
+        """Close an idle connection, even if the last response was not read."""
         super().timeout_keep_alive_handler()
         self._deadline("close", STALL_SECONDS)
 
     def shutdown(self) -> None:
-        """Close the connection when all accepted calls are answered and their responses are read."""
+        """Close the connection once all accepted calls are answered and their responses are read."""
         super().shutdown()
         if self.transport.is_closing():
             self._deadline("close", STALL_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Remove all deadlines and report that the connection was closed."""
         for what in list(self._deadlines):
             self._deadline(what, None)
         super().connection_lost(exc)
@@ -616,7 +625,7 @@ class HttpConnection(H11Protocol):
             self._closed(self.client)
 
     def _deadline(self, what: str, seconds: float | None) -> None:
-        """Abort the connection after `seconds`; a later call of this method replaces the deadline, and None removes it."""
+        """Set a deadline after which the connection is aborted. A later call replaces the deadline, and None removes it."""
         if (timer := self._deadlines.pop(what, None)) is not None:
             timer.cancel()
         if seconds is not None:

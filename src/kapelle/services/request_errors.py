@@ -1,4 +1,4 @@
-"""Errors that a service returns, in OpenAI's format: status, type, message and parameter."""
+"""Errors that a service returns in OpenAI's format, with a status, type, message and parameter."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kapelle.types import Json
 
 @dataclass
 class RequestError(Exception):
-    """The error reply of a call; raise it anywhere inside the call."""
+    """The error response to a call. The error may be raised anywhere inside the call."""
 
     status: int
     message: str
     parameter: str | None = None
-    """The name of the incorrect parameter, if there is one."""
+    """The name of the incorrect parameter, or None if no single parameter is incorrect."""
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def row(self) -> Json:
-        """Return the body that OpenAI's clients read."""
+        """Return the body of the response, in the format that OpenAI's clients expect."""
         return {
             "error": {
                 "message": self.message,
@@ -46,12 +46,12 @@ _KINDS = {
 
 
 def wrong(message: str, parameter: str | None = None) -> RequestError:
-    """Return the rejection of a malformed request (400)."""
+    """Return the error for a malformed request (status 400)."""
     return RequestError(400, message, parameter, "unsupported_parameter" if parameter else "invalid_request")
 
 
 def busy(message: str) -> RequestError:
-    """Return the rejection of a call for which there is currently no capacity (429)."""
+    """Return the error for a call for which there is currently no capacity (status 429)."""
     return RequestError(429, message, None, "queue_full", {"retry-after": "1"})
 
 
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class Body(BaseModel):
-    """Base class of the bodies that callers send, and of their parts; null is treated like a missing parameter."""
+    """Base class of the request bodies of callers and of their parts. A null value is treated like a missing parameter."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -77,7 +77,7 @@ class Body(BaseModel):
 
 
 def neutral(value: T, only: object = 0) -> T:
-    """Return the value of a parameter without effect; raises ValueError for any value except `only`."""
+    """Return the value of a parameter that has no effect. Raises ValueError for any value except `only`."""
     if value != only:
         raise ValueError("it is not supported. Remove it")
     return value
@@ -85,13 +85,13 @@ def neutral(value: T, only: object = 0) -> T:
 
 B = TypeVar("B", bound=Body)
 MOST_ERRORS = 1000
-"""Maximum number of errors in a body that are examined, because each one takes time."""
+"""The maximum number of errors in a body that are examined, because examining errors takes time."""
 
 
 def read_body(form: type[B], body: Json, inside: str = "") -> B:
-    """Parse a body; raises a RequestError (400) that names the first incorrect parameter.
+    """Parse a body. Raises RequestError (400), which names the first incorrect parameter.
 
-    If the body is a part of a larger body, `inside` is its position there.
+    If the body is part of a larger body, `inside` is its position in the larger body.
     """
     try:
         return form.model_validate(body)
@@ -118,7 +118,7 @@ def read_body(form: type[B], body: Json, inside: str = "") -> B:
 
 
 def _reason(kind: str, message: str) -> str:
-    """Return pydantic's message for the caller, without the caller's value."""
+    """Return pydantic's message for the caller, without the value that the caller sent."""
     if kind == "union_tag_invalid":
         return f"Input should be {message.rpartition(': ')[2].removesuffix('.')}"
     if kind == "union_tag_not_found":

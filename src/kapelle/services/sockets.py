@@ -1,6 +1,6 @@
-"""WebSockets behind the same check of callers as every other route, with deadlines for slow peers.
+"""Serves WebSockets with the same check of callers as all other routes, and with deadlines for slow peers.
 
-Importing this module needs websockets in addition to the packages that `services/http.py` needs.
+Importing this module requires websockets in addition to the packages that `services/http.py` requires.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kapelle.services.http import (
 from kapelle.services.request_errors import RequestError, busy
 
 Talk = Callable[[WebSocket], Awaitable[None]]
-"""Handles the messages of one WebSocket, from its opening to its end."""
+"""A function that handles the messages of one WebSocket, from its opening until it is closed."""
 
 
 class SocketApplication(Application):
@@ -36,14 +36,14 @@ class SocketApplication(Application):
     def __init__(
         self, binding: Binding, routes: Sequence[Route], path: str, talk: Talk, most: int, full: str
     ) -> None:
-        """Allow at most `most` open WebSockets; a further WebSocket receives the message `full`."""
+        """Create the application. At most `most` WebSockets may be open, and a further WebSocket receives the message `full`."""
         super().__init__(binding, routes)
         self._bound, self._path, self._talk, self._most, self._full = binding, path, talk, most, full
         self.connected = 0
-        """Number of open WebSockets."""
+        """The number of open WebSockets."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to one call, or serve one WebSocket from its opening to its end."""
+        """Respond to one call, or serve one WebSocket from its opening until it is closed."""
         if scope["type"] != "websocket":
             await super().__call__(scope, receive, send)
             return
@@ -70,28 +70,28 @@ class SocketApplication(Application):
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
-    """A WebSocket with a deadline for slow peers, which uvicorn lacks."""
+    """A WebSocket connection with a deadline for slow peers, which uvicorn does not provide."""
 
     _stalled: asyncio.TimerHandle | None = None
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send to the peer."""
+        """Send a message to the peer."""
         await super().send(message)
         # A RequestError is a full response to the caller; uvicorn would log a missing handshake.
         self.handshake_complete |= self.initial_response is not None and self.close_sent
 
     def pause_writing(self) -> None:
-        """Wait for the peer to read."""
+        """Start the deadline for a peer that does not read."""
         super().pause_writing()
         self._stalled = self.loop.call_later(STALL_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Continue: the peer has read."""
+        """Remove the deadline because the peer has read."""
         super().resume_writing()
         self._forget()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Remove the deadline because the connection was closed."""
         self._forget()
         super().connection_lost(exc)
 
@@ -102,5 +102,5 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
 
 def socket_server(binding: Binding, application: SocketApplication, most_bytes: int) -> HttpServer:
-    """Return a server that also accepts WebSockets, with messages of at most `most_bytes`; raises the errors of `HttpServer`."""
+    """Return a server that also accepts WebSockets, with messages of at most `most_bytes`. Raises the errors of `HttpServer`."""
     return HttpServer(binding, application, sockets=SocketConnection, message_bytes=most_bytes)

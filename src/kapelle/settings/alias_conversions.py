@@ -1,10 +1,10 @@
-"""Conversions of other libraries' settings whose units differ; `aliases.toml` refers to these functions.
+"""Conversions of settings of other libraries whose units differ from kapelle's; `aliases.toml` refers to these functions.
 
-    value of their setting, the other settings → {our setting: value}
-
-Each function raises ValueError for a value that has no counterpart. TRL counts completions and optimiser steps; kapelle
-counts tasks and training steps: a task has `algorithm.group_size` completions, a training step `epochs · minibatches`
-optimiser steps.
+Each function takes the value of another library's setting, the other settings of the run, and the name of the setting.
+The return value is a mapping from the names of kapelle's settings to their values. Each function raises ValueError for
+a value that has no counterpart in kapelle. TRL counts completions and optimiser steps, whereas kapelle counts tasks and
+training steps. A task has `algorithm.group_size` completions, and a training step has `epochs · minibatches` optimiser
+steps.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from kapelle.settings.overlays import COMMAND_LINE
 from kapelle.settings.schema import RunConfig
 
 DEFAULTS = {"engine": "local", "train_engine": "torch"}
-"""Sections that a recipe may omit, and the `name` that they then have."""
+"""The sections that a recipe may omit, with the default of their field `name`."""
 BY_STEPS = ("max_steps", "trainer.total_training_steps")
 BY_EPOCHS = ("num_train_epochs", "trainer.total_epochs", "epochs")
-"""Names for the length of a run in epochs. If one source sets both epochs and steps, steps take precedence, as in those libraries."""
+"""The names that set the length of a run in epochs in other libraries. If the same source sets both the epochs and the steps,
+the steps take precedence, as in the other libraries."""
 NOTHING: Any = object()
 Found = Mapping[str, Any]
 
 
 class PartialRun:
-    """The settings of a run while names from other libraries are replaced in them."""
+    """The settings of a run while the names from other libraries are being replaced by kapelle's names."""
 
     def __init__(
         self,
@@ -38,25 +39,25 @@ class PartialRun:
         order: Sequence[str],
         kinds: Mapping[str, Callable[[str], type]],
     ) -> None:
-        """Take merged values, the source of each, the sources in order, and the function that finds the class of a section."""
+        """Create the settings from merged values, their sources, the order of the sources, and functions that find a section's class."""
         self.values, self.origin, self._kinds = values, origin, kinds
         self._order = {source: place for place, source in enumerate([*order, COMMAND_LINE])}
         self.theirs: dict[str, Any] = {}
-        """Values by their names in other libraries."""
+        """The values that were set under names from other libraries, by name."""
         self.sources: dict[str, str] = {}
-        """The source of each of these values; empty in Python."""
+        """The source of each value that was set under a name from another library; empty for calls in Python."""
 
     def rank(self, source: str) -> int:
-        """Return a source's position in the order of merging; later sources replace earlier ones."""
+        """Return the position of a source in the order of merging; values of later sources replace those of earlier sources."""
         return self._order.get(source, 0)
 
     def source_of(self, path: str) -> str:
-        """Return the last source that set a setting; empty if none is recorded."""
+        """Return the name of the last source that set the given setting, or an empty string if no source is recorded."""
         found = [by for key, by in self.origin.items() if key == path or key.startswith(f"{path}.")]
         return max(found, key=self.rank, default="")
 
     def set(self, path: str) -> Any:
-        """Return the value that was set under our name; `NOTHING` if the default applies."""
+        """Return the value that was set for the setting at `path`, or `NOTHING` if its default applies."""
         at: Any = self.values
         for part in path.split("."):
             if isinstance(at, Settings) and part in at.model_fields_set:
@@ -68,19 +69,19 @@ class PartialRun:
         return at
 
     def value(self, path: str) -> Any:
-        """Return the value of a setting: the value that was set, or the default of its class; None if the run has no such setting."""
+        """Return the value of a setting, which is its default if no value was set, or None if the run has no such setting."""
         place = next(filter(self.has, self._places(path)), path)
         found, key = self.set(place), place.rpartition(".")[2]
         fields = [each.model_fields[key] for each in self._classes(place) or () if key in each.model_fields]
         return fields[0].get_default() if found is NOTHING and fields else None if found is NOTHING else found
 
     def has(self, path: str, *, unknown: bool = True) -> bool:
-        """Return whether the class of a section has a setting; `unknown` if no class is set."""
+        """Return whether the class of a section has the given setting, or `unknown` if the section's class is not known."""
         kinds, key = self._classes(path), path.rpartition(".")[2]
         return unknown if kinds is None else any(key in each.model_fields for each in kinds)
 
     def first(self, *paths: str) -> str:
-        """Return the first of our settings that this run has; raises ValueError if it has none."""
+        """Return the first of the given settings that this run has. Raises ValueError if the run has none of them."""
         for path in self._places(*paths):
             if self.has(path):
                 return path
@@ -89,26 +90,26 @@ class PartialRun:
         raise ValueError(f"`{section}.name: {named}` has no {' and no '.join(f'`{path}`' for path in paths)}")
 
     def lacks(self, *paths: str) -> bool:
-        """Return whether this run has none of our settings."""
+        """Return whether this run has none of the given settings."""
         return not any(map(self.has, self._places(*paths)))
 
     def takes_null(self, path: str) -> bool:
-        """Return whether one of our settings may be null."""
+        """Return whether the given setting may be null."""
         fields = fields_at(self._classes(path) or [], path.rpartition(".")[2])
         return any(type(None) in get_args(annotation) for annotation in fields)
 
     def number(self, name: str, default: float = 1) -> float:
-        """Return a number under another library's name; null counts as unset."""
+        """Return the number that was set under another library's name, or `default` if the value is null or missing."""
         found = self.theirs.get(name)
         return number(default if found is None else found, name)
 
     def _places(self, *paths: str) -> list[str]:
-        """Return paths, and the same paths inside `algorithm.base`, which holds the settings of CORY's base algorithm."""
+        """Return the given paths and, for CORY, the same paths inside `algorithm.base`, which holds the settings of the base algorithm."""
         inner = [path.replace(".", ".base.", 1) for path in paths if path.startswith("algorithm.")]
         return [*paths, *inner] if self.set("algorithm.base.name") is not NOTHING else [*paths]
 
     def _classes(self, path: str) -> Sequence[type[Settings]] | None:
-        """Return the classes that may have the last part of a path as a setting; None if the section's `name` finds no class."""
+        """Return the classes that may contain the setting at a path, or None if the section's `name` does not identify a class."""
         section, *inner = path.split(".")
         if not inner:
             return [RunConfig]
@@ -135,7 +136,7 @@ class PartialRun:
 
 
 def number(value: Any, name: str) -> float:
-    """Return a number, which YAML may have read as a string (`1e-5`); raises ValueError for anything else."""
+    """Convert a value to a number, because YAML reads `1e-5` as a string. Raises ValueError if the value is not a number."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -157,7 +158,7 @@ def _updates(run: PartialRun) -> float:
 
 
 def _group(run: PartialRun) -> float:
-    """Return the number of completions of one task; a DPO pair and an SFT row count once."""
+    """Return the number of completions per task. DPO pairs and SFT rows have one completion per task."""
     if run.value("algorithm.name") in ("dpo", "sft"):
         return 1
     return number(run.value("algorithm.group_size") or 1, "algorithm.group_size")
@@ -167,7 +168,7 @@ def _group(run: PartialRun) -> float:
 
 
 def tasks_of_devices(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the number of tasks per step, from completions per device, devices and accumulated batches."""
+    """Return the number of tasks per step, computed from the batch size per device, the number of devices and gradient accumulation."""
     started = launched_rank()
     ranks = int(run.number("num_processes")) if started is None else started.size
     each, accumulated = number(value, name) * ranks, run.number("gradient_accumulation_steps")
@@ -197,7 +198,7 @@ def tasks_of_devices(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def part_of_batch_size(value: Any, run: PartialRun, name: str) -> Found:
-    """Return no settings if `per_device_train_batch_size` is set, because its conversion already includes this factor."""
+    """Return no settings if `per_device_train_batch_size` is set, because the conversion of that setting already includes this factor."""
     if "per_device_train_batch_size" in run.theirs:
         return {}
     raise ValueError(
@@ -207,7 +208,7 @@ def part_of_batch_size(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def tasks_of_generation(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the number of tasks per step, from the number of completions that are generated together."""
+    """Return the number of tasks per step, computed from the number of completions that are generated together."""
     if "per_device_train_batch_size" in run.theirs:
         return {}
     group = _group(run)
@@ -216,13 +217,13 @@ def tasks_of_generation(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def tasks_of_turns(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the number of tasks per step, from the turns in CoMLRL's buffer."""
+    """Return the number of tasks per step, computed from the number of turns in CoMLRL's buffer."""
     turns = run.number("num_turns")
     return {"training.tasks_per_step": _whole(number(value, name) / turns, f"{value} samples of {turns:g} turns", "tasks")}  # fmt: skip
 
 
 def minibatches(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the number of parts, from the number of prompts in each."""
+    """Return the number of minibatches, computed from the number of prompts in each minibatch."""
     tasks, size = number(run.value("training.tasks_per_step"), "data.train_batch_size"), number(value, name)
     if size < 1:
         raise ValueError(f"`{name}` cannot be {value}: set a number of prompts of at least 1")
@@ -233,14 +234,14 @@ def minibatches(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def epochs(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the number of passes over the tasks, unless the same or a later source sets a number of steps."""
+    """Return the number of epochs, or no settings if the same source or a later source sets a number of steps."""
     rank = run.rank(run.sources[name])
     counted = [each for each in BY_STEPS if run.theirs.get(each, -1) not in (None, -1)]
     return {} if any(run.rank(run.sources[each]) >= rank for each in counted) else {"training.epochs": value}
 
 
 def steps(value: Any, run: PartialRun, name: str, of_batches: bool = False) -> Found:
-    """Return the number of training steps, from optimiser steps or batches, unless a later source sets epochs."""
+    """Return the number of training steps, computed from optimiser steps or batches, unless a later source sets a number of epochs."""
     rank, each = run.rank(run.sources[name]), 1 if of_batches else _updates(run)
     if any(run.rank(run.sources[other]) > rank for other in BY_EPOCHS if other in run.theirs):
         return {}
@@ -252,7 +253,10 @@ def steps(value: Any, run: PartialRun, name: str, of_batches: bool = False) -> F
 
 
 def warmup_share(value: Any, run: PartialRun, name: str, steps: str = "") -> Found:
-    """Return the share if epochs set the length of the run, otherwise optimiser steps; a number under `steps` takes precedence."""
+    """Return the warmup as a share of all steps if the run's length is set in epochs, and otherwise as a number of optimiser steps.
+
+    If the setting named in `steps` has a value, that value takes precedence.
+    """
     share = number(value, name)
     if not 0 <= share < 1:
         raise ValueError(
@@ -267,23 +271,23 @@ def warmup_share(value: Any, run: PartialRun, name: str, steps: str = "") -> Fou
 
 
 def warmup_steps(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the number of optimiser steps; a value below 1 is a share of all optimiser steps, as in transformers 5."""
+    """Return the number of warmup steps. As in transformers 5, a value below 1 is a share of all optimiser steps."""
     is_share = isinstance(value, float) and 0 < value < 1
     return warmup_share(value, run, name) if is_share else {"optimizer.warmup_steps": value}
 
 
 def warmup_batches(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the number of optimiser steps, from a number of batches."""
+    """Return the number of warmup steps (in optimiser steps), computed from a number of batches."""
     return {"optimizer.warmup_steps": int(number(value, name) * _updates(run))}
 
 
 def critic_warmup(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the number of steps in which only critics learn; verl counts steps from 1."""
+    """Return the number of steps in which only the critics are trained. The value in verl is larger by one, because verl counts from 1."""
     return {"training.critic_warmup": max(0, int(number(value, name)) - 1)}
 
 
 def evaluation_steps(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the steps between evaluations; `eval_strategy: no`, which YAML reads as false, takes precedence."""
+    """Return the number of steps between evaluations. The setting `eval_strategy: no`, which YAML reads as false, takes precedence."""
     return {} if run.theirs.get("eval_strategy") in ("no", False) else {"evaluation.every": value}
 
 
@@ -291,7 +295,7 @@ def evaluation_steps(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def both_sides(value: Any, run: PartialRun, name: str) -> Found:
-    """Return both bounds of the ratio, except a bound that is set under its own name."""
+    """Return the lower and upper clipping bounds of the probability ratio, except a bound that is set under its own name."""
     own = {
         "algorithm.loss.clip_low": f"{name}_low",
         "algorithm.loss.clip_high": f"{name}_high",
@@ -300,7 +304,7 @@ def both_sides(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def switched(value: Any, run: PartialRun, name: str, switch: str, coefficient: str, default: float) -> Found:
-    """Return a coefficient, or 0 if its switch is off."""
+    """Return the coefficient that a switch enables, or 0 if the switch is off."""
     paths: tuple[str, ...] = ("algorithm.loss.kl_coefficient",)
     if "reward" in switch:
         paths = ("algorithm.gae.kl_in_reward", "algorithm.kl_in_reward")
@@ -309,13 +313,13 @@ def switched(value: Any, run: PartialRun, name: str, switch: str, coefficient: s
 
 
 def betas(value: Any, run: PartialRun, name: str) -> Found:
-    """Return both of Adam's decay rates."""
+    """Return both decay rates of Adam."""
     first, second = run.value("optimizer.betas")
     return {"optimizer.betas": [run.theirs.get("adam_beta1", first), run.theirs.get("adam_beta2", second)]}
 
 
 def adapters(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the adapters that a mapping or PEFT's LoraConfig describes."""
+    """Return the adapter settings that a mapping or PEFT's LoraConfig describes."""
     given = value if isinstance(value, Mapping) else getattr(value, "__dict__", {"peft_type": value})
     options = ("use_rslora", "use_dora", "modules_to_save", "rank_pattern", "target_parameters")
     unsupported = [f"`{key}`" for key in options if given.get(key)]
@@ -340,12 +344,12 @@ def adapters(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def turns(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the number of turns, from rounds of tool calls: the answer after the last round is a turn too."""
+    """Return the number of turns, which is one more than the number of rounds of tool calls because the final answer is also a turn."""
     return {run.first("environment.max_turns"): value + 1 if type(value) is int else value}
 
 
 def overlong_prompts(value: Any, run: PartialRun, name: str) -> Found:
-    """Return `context` (the limit is the model's context), unless a number is set."""
+    """Return `context` as the maximum prompt length, which means the model's context, or no settings if a number is set."""
     if value is not True:
         raise ValueError(f"{value!r} is neither true nor false")
     given = "data.max_prompt_length" in run.theirs or isinstance(run.set("tasks.max_prompt_tokens"), int)
@@ -353,14 +357,14 @@ def overlong_prompts(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def system(value: Any, run: PartialRun, name: str) -> Found:
-    """Return a single agent with this system message."""
+    """Return a team of one agent with the given system message."""
     if run.set("team.agents") not in (NOTHING, 1):
         raise ValueError("this team has several agents: set `system` for each of them in `team.agents`")
     return {"team.agents": [{"name": "agent_0", "system": value}]}
 
 
 def trackers(value: Any, run: PartialRun, name: str) -> Found:
-    """Return a tracker for each name, with the project that another setting contains."""
+    """Return a tracker for each given name, with the project name from the other library's settings."""
     names = value if isinstance(value, list | tuple) else [value]
     projects = [
         run.theirs[each]
@@ -372,14 +376,14 @@ def trackers(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def vllm_mode(value: Any, run: PartialRun, name: str) -> Found:
-    """Return no settings if a server's address is set."""
+    """Return no settings if the address of a server is set; raises ValueError otherwise."""
     if value != "server" or run.set("engine.server") in (NOTHING, None, ""):
         raise ValueError("supported: `colocate`, and `server` with `engine.server`")
     return {}
 
 
 def tensor_parallel_size(value: Any, run: PartialRun, name: str) -> Found:
-    """Return vLLM's options with the number of GPUs per copy of a model."""
+    """Return the options of vLLM with the number of GPUs per copy of a model."""
     if run.theirs.get("actor_rollout_ref.rollout.name") == "sglang":
         return {}
     if run.value("engine.name") != "vllm":
@@ -390,12 +394,12 @@ def tensor_parallel_size(value: Any, run: PartialRun, name: str) -> Found:
 
 
 def train_files(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the path of a file, or the folder of both of verl's files and their names."""
+    """Return the path of the training file, or the folder and the names of verl's training and validation files."""
     return _folder_of_files(run) or {run.first("environment.path"): _one_file(value)}
 
 
 def val_files(value: Any, run: PartialRun, name: str) -> Found:
-    """Return the path of a file, or the folder of both of verl's files and their names."""
+    """Return the path of the validation file, or the folder and the names of verl's training and validation files."""
     if not run.lacks("environment.eval_path"):
         return {"environment.eval_path": _one_file(value)}
     found = _folder_of_files(run)
@@ -414,7 +418,7 @@ def _one_file(value: Any) -> Any:
 
 
 def _folder_of_files(run: PartialRun) -> Found | None:
-    """Return the folder of verl's two files and their names; None if the environment reads no folder or they are in two."""
+    """Return the folder and the names of verl's two files, or None if the files are in different folders or no folder can be read."""
     # An environment in siiRL's format takes its questions from another environment.
     at = "environment" if run.set("environment.questions") is NOTHING else "environment.questions"
     if at == "environment" and (run.lacks(f"{at}.test") or not run.lacks(f"{at}.eval_path")):

@@ -1,9 +1,10 @@
-"""Settings under the names that other libraries use: TRL's `learning_rate` is read as `optimizer.lr`.
+"""Reads settings under the names that other libraries use; for example, TRL's `learning_rate` is read as `optimizer.lr`.
 
-`aliases.toml` lists these names and kapelle's names. `read_aliases` replaces them in the merged settings of a recipe,
-the command line or a call in Python. It runs after merging, because conversions need other settings: TRL's
-`per_device_train_batch_size` counts completions, and becomes a number of tasks. docs/coming_from/names.md is generated
-from that table.
+The file `aliases.toml` lists the names from other libraries and the corresponding names of kapelle. The function
+`read_aliases` replaces these names in the merged settings of a recipe, the command line or a call in Python. The names
+are replaced after merging, because the conversions need other settings. For example, TRL's
+`per_device_train_batch_size` counts completions and is converted to a number of tasks. The page
+docs/coming_from/names.md is generated from `aliases.toml`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kapelle.settings.schema import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A setting's name in another library; `aliases.toml` describes the fields."""
+    """The name of a setting in another library; the fields are described in `aliases.toml`."""
 
     name: str
     ours: tuple[str, ...]
@@ -39,7 +40,7 @@ class Alias:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, value: Any, run: PartialRun) -> Mapping[str, Any]:
-        """Return the settings that a value stands for, by our names; raises ValueError if it has no counterpart."""
+        """Convert a value to settings under kapelle's names. Raises ValueError if the value has no counterpart in kapelle."""
         word, absent = _word(value), bool(self.ours) and run.lacks(*self.ours)
         optional = self.optional if isinstance(self.optional, bool) else word in self.optional
         if absent and (optional or value is None):
@@ -62,7 +63,7 @@ class Alias:
 
 
 def _word(value: Any) -> str:
-    """Return a value as `aliases.toml` writes it in `words`."""
+    """Return a value as it is written in the field `words` of `aliases.toml`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     try:
@@ -78,7 +79,7 @@ def _copied(value: Any, run: PartialRun) -> Any:
 
 
 def _read_table() -> Iterator[Alias]:
-    """Yield all rows; a conversion uses the values that the rows above it have set."""
+    """Yield all rows of the table in order. The conversion of a row uses values that earlier rows have set."""
     for library, kinds in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
         for name, ours in _flat(kinds.get("same", {})):
             path, *unset = [ours] if isinstance(ours, str) else ours
@@ -107,7 +108,7 @@ def _flat(values: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 TABLE: tuple[Alias, ...] = tuple(_read_table())
-"""All names from other libraries that are supported."""
+"""All supported names from other libraries."""
 ARGUMENTS = {
     "train_dataset": "dataset",
     "dataset_name": "dataset",
@@ -116,25 +117,25 @@ ARGUMENTS = {
     "output_dir": "run_dir",
     "num_agents": "agents",
 }
-"""Arguments of TRL's trainers → arguments of `kapelle.train`, which are not settings."""
+"""Mapping from arguments of TRL's trainers to the arguments of `kapelle.train` that are not settings."""
 ROOTS = frozenset(alias.name.partition(".")[0] for alias in TABLE) - RunConfig.model_fields.keys()
-"""Keys with which names from other libraries begin, in addition to the sections of a run."""
+"""The first parts of the names from other libraries that are not sections of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How names from other libraries were interpreted."""
+    """A description of how the names from other libraries were interpreted."""
 
     notes: tuple[str, ...] = ()
-    """One line about these names; empty if there are no such names."""
+    """A one-line note about the names from other libraries; empty if there are no such names."""
     by: Mapping[str, str] = field(default_factory=dict)
-    """Our name → their name."""
+    """Mapping from kapelle's name of a setting to the name under which the setting was given."""
     faults: tuple[ConfigError, ...] = ()
-    """The names that cannot be interpreted, and why."""
+    """The errors for names from other libraries that cannot be interpreted."""
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Make errors about one of our settings use the name by which it was given."""
+        """Return a context manager that makes errors about a setting mention the name under which the setting was given."""
         try:
             yield
         except ConfigError as error:
@@ -149,7 +150,7 @@ class Reading:
 
 
 NOTHING_READ = Reading()
-"""The result for settings that use only our names."""
+"""The result for settings that use only kapelle's names."""
 
 
 def read_aliases(
@@ -158,11 +159,12 @@ def read_aliases(
     order: Sequence[str],
     kinds: Mapping[str, Callable[[str], type]],
 ) -> Reading:
-    """Replace names from other libraries in merged values by ours, in place, and return how they were interpreted.
+    """Replace names from other libraries by kapelle's names in the merged values, in place, and return how they were interpreted.
 
-    `origin` contains the source of each value, `order` the sources from the first to the last, and `kinds` finds the
-    class of a section by its `name`. If one source sets another library's name and another source sets ours, the later
-    source takes precedence. Faults are returned, and their values are removed.
+    The argument `origin` contains the source of each value, and `order` contains the sources from the first to the
+    last. The argument `kinds` contains the functions that find the class of a section by its `name`. If one source uses
+    another library's name for a setting and another source uses kapelle's name, the later source takes precedence.
+    Errors are returned rather than raised, and the values that caused the errors are removed.
     """
     run, by = PartialRun(values, origin, order, kinds), dict[str, str]()
     notes, faults = list[str](), list[ConfigError]()
@@ -188,7 +190,7 @@ def read_aliases(
 
 
 def _adapters(run: PartialRun) -> list[str]:
-    """Return a note if settings from TRL or verl, which train all weights by default, do not specify which weights are trained."""
+    """Return a note if settings come from TRL or verl, which train all weights by default, and do not specify the trained weights."""
     chosen = run.set("team.sharing"), run.set("team.lora")
     whole = {"TRL": "`peft_config`", "verl": "`lora_rank`"}
     theirs = [whole[each.library] for each in TABLE if each.name in run.theirs and each.library in whole]
@@ -198,7 +200,7 @@ def _adapters(run: PartialRun) -> list[str]:
 
 
 def _collect(alias: Alias, run: PartialRun) -> None:
-    """Move a value under another library's name out of the values, unless the name is a setting of ours too."""
+    """Move a value under another library's name from `run.values` to `run.theirs`, unless the name is also a setting of kapelle."""
     keys = [alias.name] if alias.name in run.values else alias.name.split(".")
     if len(keys) > 1 and keys[0] in RunConfig.model_fields and run.has(alias.name, unknown=False):
         return
@@ -209,7 +211,7 @@ def _collect(alias: Alias, run: PartialRun) -> None:
 
 
 def _pop(values: Any, keys: Sequence[str]) -> Any:
-    """Remove a nested value and mappings that become empty, and return the value; `NOTHING` if there is none."""
+    """Remove a nested value, and the mappings that become empty, and return the value, or `NOTHING` if there is no such value."""
     if not isinstance(values, dict) or keys[0] not in values:
         return NOTHING
     if len(keys) == 1:
@@ -221,7 +223,7 @@ def _pop(values: Any, keys: Sequence[str]) -> Any:
 
 
 def _read(alias: Alias, run: PartialRun, by: dict[str, str]) -> str:
-    """Set the settings for which an alias stands; return how the alias was interpreted."""
+    """Set the settings that correspond to an alias, and return how the alias was interpreted."""
     value, source = run.theirs[alias.name], run.sources[alias.name]
     try:
         found = alias.settings(value, run)
@@ -246,7 +248,7 @@ def _read(alias: Alias, run: PartialRun, by: dict[str, str]) -> str:
 
 
 def _put(path: str, value: Any, source: str, run: PartialRun) -> None:
-    """Set a value; a different `name` for a section removes the values that earlier sources set in that section."""
+    """Set a value. A different `name` for a section removes the values that earlier sources set in that section."""
     section, *inner = path.split(".")
     held = run.values.get(section, {})
     if isinstance(held, Settings):

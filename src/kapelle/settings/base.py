@@ -1,7 +1,7 @@
-"""Strict frozen settings, the base class of every configurable component.
+"""Defines strict frozen settings, the base class of every configurable component.
 
-A component (an algorithm, an environment, a workflow) is a class whose fields are its settings and whose field `name`
-identifies it; `runtime/plugins.py` finds the class for a name.
+A component (such as an algorithm, an environment or a workflow) is a class whose fields are its settings. The field
+`name` identifies the component, and `runtime/plugins.py` finds the class for a name.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class MayChange(Enum):
-    """Whether a resumed run may change a setting, written as `Annotated[int, FREE]` in a field's type.
+    """Whether a setting may change when a run is resumed. In the type of a field, this is written as `Annotated[int, FREE]`.
 
     A setting without this annotation is part of the run's identity and cannot change.
     """
 
     FREE = "free"
-    """No result depends on the setting, except that an operation may fail or time out because it takes too long."""
+    """The setting does not affect any result, except that an operation may fail or time out if it takes too long."""
     FROM_HERE_ON = "from here on"
-    """Later training may depend on the setting, even if only in the last bits; earlier training is unaffected."""
+    """The setting may affect later training, even if only in the last bits of numbers; earlier training is unaffected."""
 
 
 FREE = MayChange.FREE
@@ -43,7 +43,7 @@ FROM_HERE_ON = MayChange.FROM_HERE_ON
 
 
 class Settings(pydantic.BaseModel):
-    """Base class of all settings, which are frozen; an unknown key raises an error."""
+    """Base class of all settings. Settings are frozen, and an unknown key raises an error."""
 
     model_config = pydantic.ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
@@ -52,7 +52,7 @@ class Settings(pydantic.BaseModel):
     if not TYPE_CHECKING:
 
         def __init__(self, /, *values: object, **settings: object) -> None:
-            """Take settings by name; the error for an unknown name suggests the closest known name."""
+            """Create the settings from keyword arguments. The error for an unknown name suggests the closest known name."""
             if values:
                 raise TypeError(_by_name(type(self)))
             try:
@@ -71,7 +71,7 @@ def _by_name(model: type[pydantic.BaseModel]) -> str:
 
 
 def _with_hints(model: type[pydantic.BaseModel], error: pydantic.ValidationError) -> pydantic.ValidationError:
-    """Return the error with the closest known name for every unknown name, and without links to pydantic's pages."""
+    """Return the error with the closest known name added for every unknown name, and without links to pydantic's pages."""
     details: list[InitErrorDetails] = []
     for problem in error.errors(include_url=False):
         message = problem["msg"]
@@ -84,7 +84,7 @@ def _with_hints(model: type[pydantic.BaseModel], error: pydantic.ValidationError
 
 
 def known_keys(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str]:
-    """Return the keys of the section at a path; parts of the path that are not sections are skipped."""
+    """Return the keys of the section at the given path. Parts of the path that are not sections are skipped."""
     models: list[type[pydantic.BaseModel]] = [model]
     for part in path:
         models = [inner for found in fields_at(models, part) for inner in models_in(found)] or models
@@ -92,12 +92,12 @@ def known_keys(model: type[pydantic.BaseModel], path: Sequence[str]) -> list[str
 
 
 def fields_at(models: Sequence[type[pydantic.BaseModel]], part: str) -> list[Any]:
-    """Return the types of the field `part` in those classes that have it."""
+    """Return the types of the field named `part` in each of the given classes that has such a field."""
     return [one.model_fields[part].annotation for one in models if part in one.model_fields]
 
 
 def models_in(annotation: Any) -> list[type[Settings]]:
-    """Return the settings classes that a field may hold."""
+    """Return the settings classes that a field with the given type annotation may hold."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     return [found for inner in get_args(annotation) for found in models_in(inner)]
@@ -109,7 +109,10 @@ NO_URL = "it is not an http(s) URL such as http://localhost:8000/v1"
 
 
 def open_address(value: str) -> str:
-    """Return an http(s) URL without secrets; for other strings, raises a ValueError that does not repeat the secrets."""
+    """Return an http(s) URL that contains no secrets.
+
+    Raises ValueError for other strings, with a message that does not repeat any secret.
+    """
     try:
         parts = urlsplit(value)
         named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -129,7 +132,7 @@ def open_address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(open_address)]
-"""A setting that is such a URL."""
+"""The type of a setting that holds an http(s) URL without secrets."""
 
 
 # -------- Types of a run's sections: the settings of a plug-in, together with the plug-in's methods.
@@ -139,52 +142,56 @@ Address = Annotated[str, AfterValidator(open_address)]
 
 
 class Section(Protocol):
-    """The settings of any plug-in."""
+    """The interface of the settings of any plug-in."""
 
     @property
     def name(self) -> str:
-        """The name by which the class is found; a settings field."""
+        """The name by which the class of the plug-in is found."""
         ...
 
     def model_dump(
         self, *, mode: str = "python", exclude: Any = None, exclude_unset: bool = False
     ) -> dict[str, Any]:
-        """Return the settings as plain values, optionally without those in `exclude` or without defaults."""
+        """Return the settings as plain values, without the fields in `exclude` and, optionally, without fields that were not set."""
         ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
-        """Return the same settings with some of them replaced."""
+        """Return a copy of the settings in which the given values are replaced."""
         ...
 
 
 class EnvironmentSettings(Section, Environment, Protocol):
-    """The section `environment`."""
+    """The interface of the section `environment`."""
 
 
 class WorkflowSettings(Section, Workflow, Protocol):
-    """The section `workflow`."""
+    """The interface of the section `workflow`."""
 
 
 class AlgorithmSettings(Section, Protocol):
-    """The section `algorithm`."""
+    """The interface of the section `algorithm`."""
 
     def build(self) -> Algorithm:
-        """Return the algorithm."""
+        """Build the algorithm."""
         ...
 
 
 class Plugged:
-    """Marks a field whose type states the methods of a plug-in: it can hold any `Settings`, and is written with all their fields."""
+    """Marks a field whose type is a protocol of a plug-in.
+
+    The field may hold any `Settings` object, and all of its fields are serialised.
+    """
 
     def __get_pydantic_core_schema__(self, _source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return how pydantic validates and writes the field."""
+        """Return the schema with which pydantic validates and serialises the field."""
         return handler.generate_schema(SerializeAsAny[Settings])
 
 
 def named_settings(value: object, missing: str) -> object:
-    """Return the settings of the environment named `name`, and values other than mappings unchanged; for a validator.
+    """Return the settings of the environment that a mapping describes; for use in validators.
 
-    Raises ValueError for an unknown name, and ValueError with the text `missing` if there is no name.
+    Values that are not mappings are returned unchanged. Raises ValueError for an unknown name, and ValueError with the
+    message `missing` if there is no name.
     """
     if not isinstance(value, Mapping):
         return value
@@ -200,7 +207,7 @@ def named_settings(value: object, missing: str) -> object:
 
 
 def parts_of(settings: object, at: str = "") -> Iterator[tuple[str, object]]:
-    """Yield settings and all settings inside them at any depth, each before its contents, with the dotted path to it."""
+    """Yield the settings and all nested settings at any depth, each with its dotted path; a section is yielded before its contents."""
     yield at, settings
     pairs: list[tuple[object, object]] = [*settings] if isinstance(settings, pydantic.BaseModel) else []
     pairs += settings.items() if isinstance(settings, Mapping) else ()

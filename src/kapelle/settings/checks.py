@@ -1,7 +1,7 @@
-"""Types for the checks of a run's settings in combination: the data that a check reads, and the check itself.
+"""Types for checks that involve several settings of a run: the data that a check reads, and the check itself.
 
-Each section's checks are next to its settings, or next to the code that the section builds; `setup/validation.py` lists
-the sections.
+The checks of a section are defined next to its settings, or next to the code that the section configures. The module
+`setup/validation.py` lists the sections.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from kapelle.team import Team
 
 @dataclass(frozen=True, slots=True)
 class RunToCheck:
-    """A run as described by its settings; no model is loaded."""
+    """A run as described by its settings, before any model is loaded."""
 
     config: RunConfig
     algorithm: Algorithm
     team: Team
     given: Container[str] = ()
-    """Paths of models that are already in memory."""
+    """The paths of the models that are already in memory."""
     training: bool = True
-    """Whether the run will be trained, which needs the rows and the user's own code."""
+    """Whether the run will be trained, which requires the dataset rows and the user's own code."""
     elsewhere: bool = False
-    """Whether the run is on another machine, so that no library or device of this machine is needed."""
+    """Whether the run will be on another machine. If true, the libraries and devices of this machine are not checked."""
     absent: list[str] | None = None
-    """List to which the things that this machine lacks are added; with None, each of them raises an error."""
+    """The list to which the names of missing libraries and devices are added; with None, an error is raised instead."""
 
     @property
     def unneeded(self) -> tuple[type[KapelleError], ...]:
-        """Further errors that are only notes if the run is not trained, because the rows and the user's code are then not needed."""
+        """The additional errors that are only noted if the run is not trained, because the rows and the user's code are then not needed."""
         return () if self.training else (AbsentCode, DataError)
 
 
 Check = Callable[[RunToCheck], Iterator[str] | None]
-"""Yields each fault, where it is, and how to fix it; or raises ConfigError for the first fault."""
+"""A check yields a message for each error (what is wrong, where, and how to fix it), or raises ConfigError for the first error."""

@@ -1,4 +1,4 @@
-"""Checks of a run's environment, and of the settings that depend on it."""
+"""Checks of the environment of a run, and of the settings that depend on the environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kapelle.settings.schema import RunConfig
 
 
 def check_fit(run: RunToCheck) -> None:
-    """Raise ConfigError for an environment that violates its contract, because other checks call the environment."""
+    """Raise ConfigError if the environment violates its contract. This check comes first, because other checks call the environment."""
     environment, seconds = run.config.environment, run.config.patience.environment
     try:
         check_declared(environment, seconds)
@@ -53,13 +53,13 @@ def check_server(run: RunToCheck) -> None:
 
 
 def check_nested(run: RunToCheck) -> None:
-    """Raise ConfigError for an environment whose rewards an outer environment would discard; see `check_rewards_kept`."""
+    """Raise ConfigError if an outer environment would discard the rewards of the environment inside it; see `check_rewards_kept`."""
     with noting(run.absent, *run.unneeded):
         check_rewards_kept(run.config.environment)
 
 
 def check_rewards_kept(settings: object) -> None:
-    """Raise ConfigError if an environment that rewards whole episodes is inside another one, which would discard its rewards."""
+    """Raise ConfigError if an environment that rewards whole episodes is nested in another environment, which would discard its rewards."""
     for at, part in parts_of(settings):
         if at and offers(part, RewardsEpisodes) and not offers(settings, DrivenByPrograms):
             raise ConfigError(
@@ -70,7 +70,7 @@ def check_rewards_kept(settings: object) -> None:
 
 
 def check_rendered(run: RunToCheck) -> Iterator[str]:
-    """Yield a message for each agent that cannot use prompts that are already rendered."""
+    """Yield a message for each agent that cannot use the pre-rendered prompts of the environment."""
     if not any(getattr(part, "rendered_prompts", False) for _, part in parts_of(run.config.environment)):
         return
     for agent in run.team.agents:
@@ -87,7 +87,7 @@ def check_rendered(run: RunToCheck) -> Iterator[str]:
 
 
 def check_legal_moves(run: RunToCheck) -> Iterator[str]:
-    """Yield a message if an agent chooses among legal moves that the environment does not list, or chooses after a thought."""
+    """Yield a message if an agent must choose among legal moves but the environment lists none, or if the agent thinks before choosing."""
     environment = run.config.environment
     constraints = {agent.name: agent.sampling.constraint for agent in run.team.agents}
     agent = next((name for name, each in constraints.items() if each and each.is_legal), None)
@@ -107,14 +107,14 @@ def check_legal_moves(run: RunToCheck) -> Iterator[str]:
 
 
 def _without_moves(environment: Environment) -> str | None:
-    """Return the name of an environment, or of a member of a mixture, that lists no moves; None if all do."""
+    """Return the name of the environment, or of a member of a mixture, that does not list legal moves, or None if all of them do."""
     if offers(environment, Mixed):
         return next(filter(None, map(_without_moves, environment.members.values())), None)
     return None if offers(environment, ListsMoves) else environment.name
 
 
 def showing_images(config: RunConfig) -> list[tuple[str, str, str]]:
-    """Return the environments of a run that show images, each as its section, its path in the section, and its name."""
+    """Return the environments of a run that show images. Each item contains the section, the path in the section, and the name."""
     sections = {"environment": config.environment}
     sections |= {f"evaluation.sets.{name}": each for name, each in config.evaluation.sets.items()}
     return [
@@ -126,13 +126,13 @@ def showing_images(config: RunConfig) -> list[tuple[str, str, str]]:
 
 
 def text_alone(run: RunToCheck, setting: str) -> Iterator[str]:
-    """Yield a message about a setting that does not support images, if an environment shows images."""
+    """Yield a message about a setting that supports only text if one of the run's environments shows images."""
     for _, _, name in showing_images(run.config)[:1]:
         yield f"Environment '{name}' shows images, but {setting} supports only text. Remove or change this setting."
 
 
 def check_images(run: RunToCheck) -> Iterator[str]:
-    """Yield messages about environments with images inside other environments, and about settings that do not support images."""
+    """Yield messages about nested environments that show images, and about settings that do not support images."""
     config, algorithm = run.config, run.algorithm
     for section, at, name in showing_images(config):
         if at:
@@ -146,14 +146,14 @@ def check_images(run: RunToCheck) -> Iterator[str]:
 
 
 def demonstrates(environment: Environment) -> bool:
-    """Return whether an environment has demonstrations: a script, records, or an outside program that acts."""
+    """Return whether an environment has demonstrations: a script, recorded episodes, or an outside program that acts."""
     if offers(environment, DrivenByPrograms):
         return environment.demonstrates
     return offers(environment, Scripted) or offers(environment, Recorded)
 
 
 def check_demonstrations(run: RunToCheck) -> Iterator[str]:
-    """Yield messages about demonstrations that the environment lacks, and about recorded ones that the algorithm cannot use."""
+    """Yield messages about demonstrations that the environment lacks, and about recorded demonstrations that the algorithm cannot use."""
     algorithm, environment = run.algorithm, run.config.environment
     name = environment.name
     if offers(environment, Recorded) and algorithm.collects_episodes:
@@ -176,7 +176,7 @@ def check_demonstrations(run: RunToCheck) -> Iterator[str]:
 
 
 def check_replays(run: RunToCheck) -> Iterator[str]:
-    """Yield a message if episodes cannot be replayed for the algorithm's credit."""
+    """Yield a message if the algorithm assigns credit by replaying episodes and the episodes cannot be replayed."""
     algorithm, environment, data = run.algorithm, run.config.environment, run.algorithm.data
     replays = data.tree is not None or data.interventions is not None or bool(data.widths)
     alive = report_of(environment).alive if replays else ()
@@ -190,7 +190,7 @@ def check_replays(run: RunToCheck) -> Iterator[str]:
 
 
 def check_compared(run: RunToCheck) -> Iterator[str]:
-    """Yield the reasons why rewards that compare the episodes of a group cannot be computed."""
+    """Yield the reasons why rewards that compare the episodes of a group cannot be computed for this run."""
     environment, name, data = run.config.environment, run.algorithm.name, run.algorithm.data
     if not (offers(environment, RewardsEpisodes) and environment.compared):
         return
@@ -204,7 +204,7 @@ def check_compared(run: RunToCheck) -> Iterator[str]:
 
 
 def check_opposed(run: RunToCheck) -> Iterator[str]:
-    """Yield a message about each constant-sum game with shared rewards, because every advantage would be 0."""
+    """Yield a message for each constant-sum game whose agents share a reward, because all advantages would be 0."""
     how = run.config.algorithm.model_dump().get("team_reward")
     for name in _constant_sums(run.config.environment):
         if how in {"mean", "sum"} and len(run.team.names) > 1:
@@ -215,7 +215,7 @@ def check_opposed(run: RunToCheck) -> Iterator[str]:
 
 
 def _constant_sums(environment: Environment) -> Iterator[str]:
-    """Yield the names of constant-sum games: an environment, and the members of a mixture."""
+    """Yield the name of the environment, or of each member of a mixture, that is a constant-sum game."""
     for member in environment.members.values() if offers(environment, Mixed) else ():
         yield from _constant_sums(member)
     if report_of(environment).constant_sum:

@@ -1,4 +1,4 @@
-"""The section of an optional training feature in a recipe: the part of a feature that every layer knows.
+"""Defines the section of an optional training feature in a recipe. The rest of the library knows a feature only by this section.
 
     src/kapelle/features/mine/
       settings.py     its section, a subclass of `FeatureSettings`
@@ -7,7 +7,8 @@
       metrics.py      its metrics
 
 To add a feature, add its section as a field of `settings.schema.RunConfig`, or of one of its sections. To remove a
-feature, delete its folder and that field. The core finds features by their sections and does not name any of them.
+feature, delete its folder and that field. The core of the library finds features by their sections and does not refer
+to any feature by name.
 """
 
 from __future__ import annotations
@@ -20,37 +21,37 @@ S = TypeVar("S", bound=Settings)
 
 
 class FeatureSettings(Settings):
-    """The section of a feature. A run uses the feature if the section is set."""
+    """Base class of the section of an optional training feature. A run uses a feature if the section of the feature is set."""
 
     plan: ClassVar[str] = ""
-    """`module:Class` of the feature's `FeaturePlan`; empty if it needs no plan."""
+    """The `FeaturePlan` class of the feature, written as `module:Class`; empty if the feature needs no plan."""
     feature: ClassVar[str] = ""
-    """`module:Class` of the feature's `Feature`; empty if it does not act in any phase."""
+    """The `Feature` class of the feature, written as `module:Class`; empty if the feature is not active in any phase of a step."""
     draws: ClassVar[str] = ""
-    """`module:Class` that draws the tasks of steps instead of `training.selection.EpochDraws`; empty to use the latter."""
+    """The class that samples the tasks of each step, written as `module:Class`; empty to use `training.selection.EpochDraws`."""
     rewards_turns: ClassVar[bool] = False
-    """Whether the feature adds turn rewards to those of the environment."""
+    """Whether the feature adds turn rewards to the rewards of the environment."""
     bases: ClassVar[str] = ""
-    """`module:function` that creates base models for policies; its arguments and result are those of `setup.feature.bases_of`."""
+    """The function that creates base models for policies, written as `module:function`, with the signature of `setup.feature.bases_of`."""
 
     @property
     def rollouts(self) -> str:
-        """`module:function` that creates the `Rollouts` of a run instead of the on-policy ones; empty to use the on-policy ones."""
+        """The function that creates the `Rollouts` of a run, written as `module:function`; empty to use on-policy rollouts."""
         return ""
 
     @property
     def off_policy(self) -> bool:
-        """Whether steps also learn from samples of earlier weights."""
+        """Whether training steps also use samples from earlier weights."""
         return False
 
 
 def sections_of(config: Settings) -> dict[str, FeatureSettings]:
-    """Return the sections of the features that a run uses, by dotted path, in the order of its settings."""
+    """Return the sections of the features that a run uses. The keys are dotted paths, in the order of the settings."""
     return {path: part for path, part in parts_of(config) if isinstance(part, FeatureSettings)}
 
 
 def without_features(config: S) -> S:
-    """Return the settings without optional training features, except those that create the base model of a trained team."""
+    """Return the settings without optional training features, except the features that create the base model of a trained team."""
     optional = [name for name, field in type(config).model_fields.items() if field.default is None]
     sections = {name: getattr(config, name) for name in optional}
     own = {

@@ -1,4 +1,4 @@
-"""Errors about invalid settings, which name the key, its source and the closest known key."""
+"""Creates errors about invalid settings, which state the key, the source of its value and the closest known key."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _PLAIN = {
     **dict.fromkeys(_MAPPINGS, "write a mapping of keys to values"),
     **dict.fromkeys(_LISTS, "write a list, such as [a, b]"),
 }
-"""Kind of a fault → how to fix it; for other kinds, pydantic's message is used."""
+"""Mapping from the kind of an error to advice on how to fix it. For all other kinds, pydantic's message is used."""
 _RARELY_MEANT = ("warmup", "trackers", "ray")
-"""Sections that are suggested last for a key without its section."""
+"""The sections that are suggested last if a key is given without its section."""
 _NAMES = ("name", "path")
-"""Keys whose value people write instead of the whole section."""
+"""The keys whose value users often write in place of a whole section."""
 
 
 MISSING = " is missing. Add it to the recipe."
-"""End of the message about a missing key."""
+"""The end of the message about a missing key."""
 S = TypeVar("S", bound=Settings)
 
 
@@ -52,10 +52,10 @@ def checked(
     faults: list[ConfigError],
     at: str = "",
 ) -> S | None:
-    """Return the settings created from values; None if they are invalid, with every fault added to `faults`.
+    """Create settings from values, or return None if the values are invalid. Every error is added to `faults`.
 
-    An invalid value is removed, and the remaining values are validated. Null instead of a mapping with defaults is
-    removed too.
+    Invalid values are removed so that the remaining values can be validated. A null in place of a mapping that has
+    defaults is removed too.
     """
     left: Any = dict(values)
     taken: list[str] = []
@@ -86,7 +86,7 @@ def checked(
 
 
 def _reset(model: type[Settings], values: Any, error: pydantic.ValidationError) -> list[str]:
-    """Return the dotted keys with null instead of a mapping with defaults."""
+    """Return the dotted keys that are null although a mapping with defaults is expected."""
     kinds: dict[tuple[str, ...], set[str]] = {}
     for problem in error.errors(include_url=False):
         if problem["input"] is None:
@@ -100,7 +100,7 @@ def _reset(model: type[Settings], values: Any, error: pydantic.ValidationError) 
 
 
 def _is_required(model: type[Settings], keys: Sequence[str]) -> bool:
-    """Return whether the field at a path has no default."""
+    """Return whether the field at a path is required (has no default)."""
     models: list[type[Settings]] = [model]
     for part in keys[:-1]:
         if not part.isdigit():
@@ -109,12 +109,12 @@ def _is_required(model: type[Settings], keys: Sequence[str]) -> bool:
 
 
 def _beside(one: str, other: str) -> bool:
-    """Return whether the second of two dotted keys is in the section that contains the first, or below the first."""
+    """Return whether the dotted key `other` is in the same section as the key `one`, or below it."""
     return other.startswith(f"{one}.") or one.rpartition(".")[0] == other.rpartition(".")[0]
 
 
 def without(values: Any, keys: Collection[str], at: str = "") -> Any:
-    """Return nested values, except those at dotted keys."""
+    """Return nested values without the values at the given dotted keys."""
     if not keys:
         return values
     if isinstance(values, Mapping):
@@ -126,7 +126,7 @@ def without(values: Any, keys: Collection[str], at: str = "") -> Any:
 
 
 def made(model: type[S], values: Mapping[str, Any], at: str) -> S:
-    """Return the settings created from values; raise one ConfigError with all faults."""
+    """Create settings from values. Raises a single ConfigError that lists all errors."""
     faults: list[ConfigError] = []
     settings = checked(model, values, {}, faults, at)
     raise_all(faults)
@@ -141,10 +141,10 @@ def _likeliest(
     origin: Mapping[str, str],
     at: str,
 ) -> tuple[list[str], str]:
-    """Return the keys of the most likely fault and its message, because a union reports faults for each of its members.
+    """Return the keys and the message of the most likely error, because pydantic reports errors for every member of a union.
 
-    The best member is the one with the deepest faults in `values`, then the one with the fewest. Among its faults, an
-    unknown key comes first.
+    The most likely member of the union is the one whose errors are deepest in `values`, and among those the one with
+    the fewest errors. Among the errors of the most likely member, an unknown key comes first.
     """
     found = error.errors(include_url=False)
     beside = Counter(problem["loc"][:-1] for problem in found)
@@ -197,7 +197,7 @@ def _set_by(source: str) -> str:
 
 
 def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
-    """Return the message about a key that does not exist; `elsewhere` are settings with its name in other sections."""
+    """Return the message about an unknown key. The list `elsewhere` contains settings of other sections that have the same name."""
     key = path.rpartition(".")[2]
     hint = did_you_mean(key, known)
     if elsewhere and not hint.startswith(" Did you mean"):
@@ -216,12 +216,12 @@ def unknown_key(path: str, where: str, known: Sequence[str], elsewhere: Sequence
 
 
 def _sentence(phrase: str) -> str:
-    """Return a phrase as a sentence that follows another sentence."""
+    """Return a phrase as a separate sentence, with a leading space."""
     return f" {phrase[0].upper()}{phrase[1:]}."
 
 
 def settings_named(key: str, most: int = 2) -> list[str]:
-    """Return up to `most` dotted settings of a run that end with this key, those nearest the top level first."""
+    """Return at most `most` dotted settings of a run that end with the given key, starting with those nearest to the top level."""
     from kapelle.settings.schema import RunConfig
 
     left: list[tuple[str, type[Settings]]] = [("", RunConfig), ("algorithm.", algorithm_class("grpo"))]
@@ -255,7 +255,7 @@ def _fix(problem: Any) -> str:
 
 
 def _advice(path: str, value: object, annotations: Sequence[Any], kinds: set[str]) -> str:
-    """Return the correct form of what was probably meant; empty if unknown."""
+    """Return the correct form of the value that the user probably meant, or an empty string if it is unknown."""
     if "string_type" in kinds and isinstance(value, bool):
         return "YAML reads yes, no, on and off as true and false. Put the string in quotes"
     models = [model for annotation in annotations for model in models_in(annotation)]
@@ -278,7 +278,7 @@ def _advice(path: str, value: object, annotations: Sequence[Any], kinds: set[str
 
 
 def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> list[str]:
-    """Return the keys of a location; the other parts are names of members of a union."""
+    """Return the keys in the location of an error. The other parts of the location are members of a union."""
     keys: list[str] = []
     for part in location[:-1] if missing else location:
         if isinstance(values, Mapping) and part in values:
@@ -292,7 +292,7 @@ def _keys(location: Sequence[int | str], values: object, *, missing: bool) -> li
 
 
 def _fields(model: type[Settings], path: Sequence[str]) -> list[Any]:
-    """Return the types of the field at a path; of an entry if the path ends in an index."""
+    """Return the types of the field at a path. If the path ends with an index, return the types of the list entry."""
     models: list[type[Settings]] = [model]
     found: list[Any] = []
     for part in path:
@@ -307,7 +307,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 def unknown_sections(values: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, ConfigError]:
-    """Return an error for each of a run's values that is not a section, by key."""
+    """Return an error for each top-level key that is not a section of a run, by key."""
     known = list(RunConfig.model_fields)
     found = {}
     for key in values:
@@ -320,11 +320,11 @@ def unknown_sections(values: Mapping[str, Any], origin: Mapping[str, str]) -> di
 # -------- Unknown keywords of `Trainer` and `kapelle.train`.
 
 ONE_CALL = ("agents", "dataset", "eval_dataset", "reward", "rewards", "steps")
-"""Arguments of `kapelle.train` that a `Trainer` does not have."""
+"""The arguments of `kapelle.train` that `Trainer` does not have."""
 
 
 def unknown_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) -> dict[str, ConfigError]:
-    """Return an error for each word that is not a section of a run, a keyword of the call, or another library's name for a setting."""
+    """Return an error for each keyword that is not a section of a run, an argument of the call, or a setting's name in another library."""
     kinds = inspect.signature(call).parameters.values()
     own = [each.name for each in kinds if each.kind is not each.VAR_KEYWORD and each.name != "self"]
     known = {*RunConfig.model_fields, *ROOTS, *(alias.name for alias in TABLE)}
@@ -336,7 +336,7 @@ def unknown_keywords(call: Callable[..., Any], name: str, words: Iterable[str]) 
 
 
 def names_settings(word: str) -> bool:
-    """Return whether a keyword is a section of a run, or another call's or library's name for settings."""
+    """Return whether a keyword is a section of a run, or a name for settings in another call or another library."""
     return (
         word in RunConfig.model_fields
         or word.partition(".")[0] in ROOTS
@@ -346,7 +346,7 @@ def names_settings(word: str) -> bool:
 
 
 def _meant(word: str, own: Collection[str]) -> str:
-    """Return a hint about the probable meaning of a keyword that is not among the parameters `own` of a call."""
+    """Return a hint about what an unknown keyword probably means, given the parameters `own` of the call."""
     inside = " or ".join(f"`{_as_keyword(key)}`" for key in settings_named(word))
     if ARGUMENTS.get(word) in own:
         return f" Did you mean `{ARGUMENTS[word]}`?"
@@ -362,7 +362,7 @@ def _meant(word: str, own: Collection[str]) -> str:
 
 
 def _as_keyword(setting: str) -> str:
-    """Return a dotted setting as a keyword: `optimizer.lr` is `optimizer={'lr': …}`."""
+    """Return a dotted setting as a keyword argument; for example, `optimizer.lr` becomes `optimizer={'lr': …}`."""
     section, *inner = setting.split(".")
     before = "".join(f"{{'{key}': " for key in inner)
     return f"{section}={before}…{'}' * len(inner)}"
@@ -377,15 +377,16 @@ _ARGUMENTS = {
     "--output": "`output`",
     "--environment": "`environment`",
 }
-"""Option of the command line → the argument in Python."""
+"""Mapping from an option of the command line to the corresponding argument in Python."""
 _OPTION = re.compile(rf"`kapelle [^`]*`|(?<![\w`])({'|'.join(_ARGUMENTS)})(?![\w-])")
 
 
 @contextmanager
 def in_python(arguments: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Make errors mention the "call" instead of the "command line"; the outermost call or `for_command` decides.
+    """Return a context manager that makes errors mention the "call" instead of the "command line".
 
-    `arguments` are settings that have a different name in that call: `training.steps` → `steps`.
+    If calls are nested, the outermost call of this function or of `for_command` determines the wording. The mapping
+    `arguments` contains settings that have a different name in the call, such as `steps` for `training.steps`.
     """
     if IN_PYTHON_OR_COMMAND.get():
         yield

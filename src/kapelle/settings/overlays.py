@@ -1,4 +1,4 @@
-"""Merging of nested settings, with the origin of every value."""
+"""Merges nested settings and records the origin of every value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from yaml.resolver import Resolver
 from kapelle.errors import ConfigError, did_you_mean
 
 COMMAND_LINE = "command line"
-"""Origin of settings from the command line."""
+"""The origin of settings that were given on the command line."""
 PLUGGED = (
     "environment",
     "workflow",
@@ -23,21 +23,21 @@ PLUGGED = (
     "algorithm.order",
     "algorithm.base.order",
 )
-"""Sections whose keys belong to the class of their `name`; with another name, they start empty."""
+"""The sections whose keys belong to the class that their `name` selects. If the name changes, the section starts empty."""
 
 MOST_VALUES = 100_000
 MOST_CHARACTERS = 10_000_000
-"""Maximum size of one YAML text, with its aliases written out."""
+"""The maximum number of characters of a YAML document after its aliases are expanded."""
 MOST_DIGITS = 3000
-"""Maximum length of one number; numbers in base 60 (`1:30:00`) take quadratic time."""
+"""The maximum number of digits of a number, because parsing a number in base 60 (`1:30:00`) takes quadratic time."""
 MOST_OTHER_KEYS = 1000
-"""Maximum number of keys of one mapping that are not strings, because numbers may all have the same hash."""
+"""The maximum number of keys of a mapping that are not strings, because the hashes of numeric keys may collide."""
 _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def parse_setting(setting: str) -> dict[str, Any]:
-    """Return `key.path=value` as nested mappings; raises ConfigError for any other form."""
+    """Parse `key.path=value` into nested mappings. Raises ConfigError if the setting has any other form."""
     if not isinstance(setting, str):
         raise ConfigError(
             f"{setting!r} is not a setting. Write it as a string, such as 'training.steps=100'."
@@ -51,9 +51,9 @@ def parse_setting(setting: str) -> dict[str, Any]:
 
 
 def nested(key: str, raw: str, setting: str) -> dict[str, Any]:
-    """Return a value, as typed, under the dotted path of its key.
+    """Return nested mappings with the parsed value at the dotted path `key`.
 
-    Raises a ConfigError that quotes `setting` if the value is not valid YAML.
+    Raises ConfigError with a message that quotes `setting` if the value is not valid YAML.
     """
     try:
         value = parse_yaml(raw)
@@ -66,9 +66,9 @@ def nested(key: str, raw: str, setting: str) -> dict[str, Any]:
 
 
 class _QuickLoader(Composer, SafeConstructor, Resolver):
-    """`yaml.SafeLoader` in a sixth of the time: libyaml parses the text, and Python builds the nested values.
+    """A loader that is six times as fast as `yaml.SafeLoader`: libyaml parses the document, and Python builds the nested values.
 
-    libyaml's own nesting overflows the C stack for a deeply nested text.
+    Values are not built by libyaml, because deeply nested values would overflow the C stack.
     """
 
     def __init__(self, text: str) -> None:
@@ -84,7 +84,7 @@ class _QuickLoader(Composer, SafeConstructor, Resolver):
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML text; raises a ValueError with a one-line reason for invalid YAML."""
+    """Return the value of a YAML document. Raises ValueError with a one-line reason if the document is invalid."""
     try:
         if yaml.__with_libyaml__ and "\t" not in text:  # libyaml accepts tabs that YAML forbids
             try:
@@ -108,7 +108,7 @@ def _value(loader: yaml.SafeLoader | _QuickLoader, text: str) -> Any:
 
 
 def _describe(error: yaml.MarkedYAMLError, text: str) -> str:
-    """Return what is wrong with a YAML text, with the number and text of the line."""
+    """Describe an error in a YAML document, with the number and content of the line."""
     mark, problem = error.problem_mark or error.context_mark, " ".join(str(error.problem or error).split())
     if mark is None:
         return problem
@@ -118,7 +118,7 @@ def _describe(error: yaml.MarkedYAMLError, text: str) -> str:
 
 
 def _once(node: yaml.MappingNode) -> None:
-    """Raise ValueError for a mapping that contains a key twice, because one of the two values would be lost."""
+    """Raise ValueError if a mapping contains the same key twice, because one of the two values would be lost."""
     seen: dict[str, int] = {}
     for key, _ in node.value:
         if isinstance(key, yaml.ScalarNode) and key.value != "<<":
@@ -131,9 +131,10 @@ def _once(node: yaml.MappingNode) -> None:
 
 
 def _bound(root: yaml.Node | None, length: int) -> None:
-    """Raise ValueError for a short text that would take very long to read.
+    """Raise ValueError for a short YAML document that would take a very long time to read.
 
-    Aliases repeat earlier values, numbers may have many digits, and numeric keys may have colliding hashes.
+    Such a document may contain aliases that repeat earlier values, numbers with many digits, or numeric keys whose
+    hashes collide.
     """
     left: list[yaml.Node] = [] if root is None else [root]
     most = max(MOST_CHARACTERS, length)
@@ -164,7 +165,7 @@ def _bound(root: yaml.Node | None, length: int) -> None:
 def merge(
     into: dict[str, Any], over: Mapping[str, Any], source: str, origin: dict[str, str], at: str = ""
 ) -> None:
-    """Merge a mapping over another one in place; `at` is the dotted path of both, with a trailing dot."""
+    """Merge the mapping `over` into the mapping `into`, in place. The argument `at` is the dotted path of both, with a trailing dot."""
     if at[:-1] in PLUGGED and over.get("name", into.get("name")) != into.get("name"):
         # A different class does not have the settings of the old class.
         forget_origin(origin, at[:-1])
@@ -181,7 +182,7 @@ def merge(
 
 
 def _has_entries(items: object, over: Mapping[str, Any]) -> bool:
-    """Return whether a mapping refers to entries of a list, by index (from 0) or by name."""
+    """Return whether the keys of a mapping refer to entries of a list, either by index (from 0) or by name."""
     if not isinstance(items, list) or not over:
         return False
     named = all(isinstance(each, dict) for each in items) and all(
@@ -216,13 +217,13 @@ def _place(items: Sequence[Any], key: str, path: str) -> int:
 
 
 def replace_origin(origin: dict[str, str], path: str, value: Any, source: str) -> None:
-    """Record that everything in `value`, at this path, came from `source`; remove earlier records of this path."""
+    """Record `source` as the origin of all values in `value` at the given path, and remove earlier records of the path."""
     forget_origin(origin, path)
     origin.update(dict.fromkeys(leaves(value, path), source))
 
 
 def forget_origin(origin: dict[str, str], path: str) -> None:
-    """Remove the records of a path and of everything below it."""
+    """Remove the recorded origins of the given path and of all paths below it."""
     for key in [key for key in origin if key == path or key.startswith(f"{path}.")]:
         del origin[key]
 
@@ -234,7 +235,7 @@ def _plain(value: Any) -> Any:
 
 
 def leaves(value: Any, path: str = "") -> list[str]:
-    """Return the dotted keys of all values in nested settings that are not mappings."""
+    """Return the dotted keys of all values in nested settings that are not mappings or lists."""
     if isinstance(value, Mapping) and value:
         return [
             leaf

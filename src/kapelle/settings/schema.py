@@ -1,8 +1,9 @@
-"""The settings of a run: frozen, strict, and each declared in one place.
+"""Defines the settings of a run, which are frozen and strict.
 
-A recipe is YAML of this shape. The sections `algorithm`, `environment`, `workflow`, `engine` and `train_engine` are
-settings of the class that their `name` finds. Files and overlays are read in `setup/recipe.py`, errors are in
-`settings/messages.py`, and checks of combinations are next to each section (`settings/checks.py`).
+A recipe is a YAML file with the structure of these settings. The `name` in the sections `algorithm`, `environment`,
+`workflow`, `engine` and `train_engine` selects the class of the section. Files and overlays are read in
+`setup/recipe.py`, and error messages are created in `settings/messages.py`. Checks that involve several settings are
+next to each section (see `settings/checks.py`).
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ if TYPE_CHECKING:
 # -------- The data that a run keeps: checkpoints, episodes, credit of tokens, trackers.
 
 EVERYONE = "*"
-"""In `start_from`, stands for every trained policy without its own entry."""
+"""The key in `start_from` that stands for every trained policy without an entry of its own."""
 
 
 def by_agent(value: object) -> object:
-    """Return `start_from` as a mapping; a single folder applies to all policies."""
+    """Return `start_from` as a mapping. A single string applies to all trained policies."""
     return {EVERYONE: value} if isinstance(value, str) else value
 
 
@@ -60,110 +61,114 @@ StartFrom = Annotated[dict[str, str], BeforeValidator(by_agent)]
 
 
 class CheckpointConfig(Settings):
-    """When to save checkpoints and how many to keep."""
+    """Settings for when to save checkpoints and how many to keep."""
 
     every: int = Field(default=10, ge=1)
-    """Steps between checkpoints."""
+    """The number of training steps between checkpoints."""
     keep: int = Field(default=2, ge=1)
-    """Number of newest checkpoints that are kept."""
+    """The number of most recent checkpoints to keep."""
     best: str | None = None
-    """Metric of evaluations (or of steps, if evaluations do not have it) that selects the best checkpoint, which is kept
-    in addition to the newest: `success`, `reward/solver`. A checkpoint is saved after every evaluation that is better
-    than all previous ones."""
+    """The metric that selects the best checkpoint, for example `success` or `reward/solver`. The value is taken from
+    evaluations, or from training steps if evaluations do not report the metric. The best checkpoint is kept in addition to the
+    most recent checkpoints, and a checkpoint is saved after every evaluation with a new best value."""
     best_is: Literal["highest", "lowest"] = "highest"
-    """Whether the best value of `best` is the highest or the lowest."""
+    """Whether the highest or the lowest value of the metric `best` is the best."""
     background: bool = False
-    """Whether training continues while a checkpoint is written from a copy in the machine's memory. Only one is written
-    at a time; it counts as soon as it is complete."""
+    """Whether training continues while a checkpoint is written from a copy in main memory. Only one checkpoint is written at a
+    time, and a checkpoint is valid as soon as it is complete."""
 
 
 class EpisodesConfig(Settings):
-    """How long recorded episodes are kept; older ones are deleted after a checkpoint, in whole files of up to 16 steps."""
+    """Settings for how long recorded episodes are kept. Older episodes are deleted after a checkpoint, in whole files of up to 16 steps."""
 
     keep: int | None = Field(default=None, ge=1)
-    """Number of newest training steps for which episodes and traces are always kept; null keeps all."""
+    """The number of most recent training steps whose episodes and traces are always kept. If null, all episodes and traces are kept."""
     keep_evaluations: int | None = Field(default=None, ge=1)
-    """Number of newest training steps for which the episodes of evaluations are always kept; null keeps all."""
+    """The number of most recent training steps for which the episodes of evaluations are always kept. If null, all episodes of
+    evaluations are kept."""
 
 
 class RecordConfig(Settings):
-    """The data that a run records for people, in addition to the data that it needs to resume."""
+    """Settings for the data that a run records for inspection, in addition to the data that is needed to resume the run."""
 
     credit_episodes: int = Field(default=2, ge=0)
-    """Number of episodes per step for which each token's advantage, credit, ratio and entropy are kept: the best and the
-    worst episode of the groups whose returns differ most. 0 keeps none."""
+    """The number of episodes per step for which the advantage, credit, ratio and entropy of each token are recorded. The best
+    and the worst episodes of the groups whose returns differ most are selected. If 0, no such data is recorded."""
 
 
 class TrackerConfig(Settings):
-    """A tracker in addition to the files of the run directory."""
+    """Settings of an experiment tracker, which is used in addition to the files of the run directory."""
 
     name: Literal["tensorboard", "wandb", "mlflow", "trackio"]
     project: str = "kapelle"
-    """Name of the project, or of MLflow's experiment."""
+    """The name of the project in the tracker (in MLflow, the name of the experiment)."""
     offline: bool = True
-    """Whether to keep everything on this machine, if the tracker supports it."""
+    """Whether to keep all data on this machine, if the tracker supports offline use."""
     transcripts: int = Field(default=10, ge=0)
-    """Steps between two tables with completions from a few episodes; 0 sends no tables."""
+    """The number of steps between two tables that show the completions of a few episodes. If 0, no tables are sent."""
 
 
 # -------- Placement on a Ray cluster (`kapelle train … --launch ray`).
 
 
 class Resources(Settings):
-    """Resources that Ray reserves for one actor; an actor may use more."""
+    """The resources that Ray reserves for one actor. An actor may use more than it reserves."""
 
     cpus: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
-    """CPU cores; also the number of threads that torch uses (at least one)."""
+    """The number of CPU cores, which is also the number of threads that torch uses (at least one)."""
     gpus: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """GPUs; with a fraction, several actors share a GPU. An actor sees only its own GPUs."""
+    """The number of GPUs. With a fraction, several actors share a GPU. An actor sees only the GPUs that are assigned to it."""
 
 
 class SamplingPool(Settings):
-    """Sampling workers that hold the models of some agents only."""
+    """Settings of a pool of sampling workers that hold the models of only some agents."""
 
     agents: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(min_length=1)
-    """The agents that use the models of this pool; agents that share a model belong to one pool."""
+    """The agents that use the models of this pool. Agents that share a model must belong to the same pool."""
     workers: int = Field(default=1, ge=1)
-    """Number of workers; rollout workers are assigned to them in turn."""
+    """The number of sampling workers in the pool. Rollout workers are assigned to the sampling workers in turn."""
     cpus: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
-    """CPU cores of each worker; see `Resources`."""
+    """The number of CPU cores of each sampling worker; see `Resources`."""
     gpus: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """GPUs of each worker."""
+    """The number of GPUs of each sampling worker."""
 
     @property
     def takes(self) -> Resources:
-        """Resources of each worker."""
+        """The resources of each sampling worker."""
         return Resources(cpus=self.cpus, gpus=self.gpus)
 
 
 class RayConfig(Settings):
-    """Actors that `--launch ray` starts on a cluster, and their resources."""
+    """Settings of the actors that `--launch ray` starts on a cluster, and of their resources."""
 
     address: str | None = None
-    """The cluster's address (`auto`, or `host:port`); null starts Ray on this machine until the run ends."""
+    """The address of the Ray cluster (`auto` or `host:port`). If null, Ray is started on this machine for the duration of the run."""
     rollout_workers: int = Field(default=1, ge=0)
-    """Actors that roll out episodes, distributed over the ranks of the trainer; with 0, the ranks roll out episodes, as without Ray."""
+    """The number of actors that roll out episodes, distributed over the ranks of the trainer. If 0, the ranks of the trainer
+    roll out the episodes themselves."""
     least_rollout_workers: int | None = Field(default=None, ge=1)
-    """Number of rollout workers for which the run waits; other workers join when the cluster has room, and may leave.
-    null waits for all. Results are bitwise identical for any number of workers."""
+    """The number of rollout workers that must be ready before the run starts. The remaining workers join when the cluster has
+    room, and may leave again. If null, the run waits for all rollout workers. The results are bitwise identical for any number
+    of rollout workers."""
     trainer: Resources = Resources()
-    """Resources of each rank of the trainer."""
+    """The resources of each rank of the trainer."""
     rollout: Resources = Resources()
-    """Resources of each rollout worker."""
+    """The resources of each rollout worker."""
     scoring_workers: int = Field(default=0, ge=0)
-    """Actors that score for all ranks with frozen models: a verifier (`reward_model`), a teacher, an embedding model.
-    With 0, the ranks hold these models and score, as without Ray."""
+    """The number of actors that compute scores with frozen models for all ranks. The frozen models are a verifier
+    (`reward_model`), a teacher or an embedding model. If 0, the ranks of the trainer hold these models and compute the scores
+    themselves."""
     scoring: Resources = Resources()
-    """Resources of each scoring worker."""
+    """The resources of each scoring worker."""
     pools: dict[str, SamplingPool] = Field(default={})
-    """Name → a pool of sampling workers: `{big: {agents: [solver], workers: 2, gpus: 2}}`. They sample these agents'
-    turns; rollout workers hold the models of all other agents."""
+    """Pools of sampling workers by name, for example `{big: {agents: [solver], workers: 2, gpus: 2}}`. The workers of a pool
+    sample the turns of the agents in the pool. The rollout workers hold the models of all other agents."""
     environment: Resources = Resources()
-    """Resources of each environment worker; `episode.environment_workers` is their number per sampling process."""
+    """The resources of each environment worker. The number of environment workers per sampling process is `episode.environment_workers`."""
     spread: bool = False
-    """Whether to place actors on as many machines as possible; otherwise on as few as possible."""
+    """Whether to place actors on as many machines as possible. If false, actors are placed on as few machines as possible."""
     timeout: float = Field(default=60.0, gt=0.0, allow_inf_nan=False)
-    """Time within which the cluster must have room for all actors, and each actor must start, in seconds."""
+    """Maximum time in seconds until the cluster has room for all actors, and until each actor has started."""
 
     @field_validator("pools")
     @classmethod
@@ -181,24 +186,25 @@ class RayConfig(Settings):
 
 
 class EmbeddedConfig(Settings):
-    """Size of the embedded model: the Qwen3 architecture, initialised from a seed."""
+    """Settings of the embedded model, a small model with the Qwen3 architecture that is initialised from a seed."""
 
     hidden: int = Field(default=128, ge=8)
-    """Width of the residual stream."""
+    """The width of the residual stream."""
     layers: int = Field(default=4, ge=1)
-    """Number of decoder blocks."""
+    """The number of decoder blocks."""
     heads: int = Field(default=4, ge=1)
-    """Number of attention heads per block."""
+    """The number of attention heads per block."""
     kv_heads: int = Field(default=2, ge=1)
-    """Number of key and value heads; it must divide `heads`."""
+    """The number of key and value heads per block, which must divide `heads`."""
     intermediate: int = Field(default=384, ge=8)
-    """Width of the MLP."""
+    """The width of the hidden layer of the MLP."""
     context: int = Field(default=512, ge=16)
-    """Maximum number of tokens (bytes of text)."""
+    """The maximum number of tokens in the context (one token is one byte of text)."""
     seed: int = 0
-    """Seed of the initial weights."""
+    """The seed of the initial weights."""
     sees: bool = False
-    """Whether the model can read images: it then has the architecture of Qwen2.5-VL, with a frozen, random vision tower of two blocks."""
+    """Whether the model can read images. If true, the model has the architecture of Qwen2.5-VL, with a frozen, randomly
+    initialised vision tower of two blocks."""
 
     @model_validator(mode="after")
     def _fitting(self) -> EmbeddedConfig:
@@ -216,41 +222,44 @@ class EmbeddedConfig(Settings):
 
 
 class ModelConfig(Settings):
-    """The team's base model."""
+    """Settings of the base model of the team."""
 
     path: str = "embedded"
-    """`embedded`, a local folder, a GGUF file, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
+    """The base model, which is `embedded`, a local folder, a GGUF file, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
     embedded: EmbeddedConfig = EmbeddedConfig()
     dtype: DType = "float32"
-    """Compute type of forward and backward passes, and storage type of frozen weights; trained weights are stored in float32."""
+    """The data type of forward and backward passes, and of frozen weights. Trained weights are always stored in float32."""
     tf32: Annotated[bool, FROM_HERE_ON] = False
-    """Whether CUDA computes float32 products in TF32: several times as fast, with 10 bits of mantissa instead of 23. It
-    has no effect on a CPU."""
+    """Whether CUDA computes float32 matrix products in TF32, which is several times as fast but has only 10 mantissa bits
+    instead of 23. The setting has no effect on a CPU."""
     device: Annotated[str | None, FROM_HERE_ON] = None
-    """`cpu`, `cuda`, `cuda:1`, …; None uses `cuda` if it is available (`cpu` for the embedded model)."""
+    """The device of the model, for example `cpu`, `cuda` or `cuda:1`. If null, the device is `cuda` if it is available (`cpu`
+    for the embedded model)."""
     quantization: Literal["nf4"] | None = None
-    """How to store frozen pretrained base models: `nf4` uses four bits per weight, on CUDA, with `kapelle[quantised]`;
-    `transformers` samples from them."""
+    """The storage format of frozen pretrained base models. With `nf4`, each weight takes four bits; this requires CUDA and
+    `kapelle[quantised]`, and completions are sampled with `transformers`."""
     routing: Literal["free", "replayed"] = "free"
-    """`replayed`: training routes each token to the experts that sampling chose (R3, 2510.11370)."""
+    """How tokens are routed to the experts of a mixture of experts in training. With `replayed`, each token is routed to the
+    experts that were chosen in sampling (R3, arXiv:2510.11370)."""
     router: Literal["frozen", "trained"] = "frozen"
-    """Whether the routers of a mixture of experts are trained, if all its weights are trained."""
+    """Whether the routers of a mixture of experts are trained or frozen if all weights of the model are trained."""
     kernels: Annotated[Literal["auto", "plain"], FROM_HERE_ON] = "auto"
-    """On CUDA, `auto` uses kernels of torch and Triton that pass a test at their first use; `plain` uses plain torch operations."""
+    """The kernels that are used on CUDA. With `auto`, kernels of torch and Triton are used if they pass a test at their first
+    use. With `plain`, only plain torch operations are used."""
     chat_template: str | None = None
-    """The chat template to use instead of the model's own: `plain` for base models, which have none (`User: …`,
-    `Assistant: …`), or a Jinja file."""
+    """The chat template to use instead of the model's own template. The value is the path of a Jinja file, or `plain` for base
+    models without a template (`User: …`, `Assistant: …`)."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
-    """Arguments of the model's chat template, such as `{enable_thinking: false}`, for all agents on this model."""
+    """Arguments of the chat template for all agents that use this model, for example `{enable_thinking: false}`."""
 
 
 class LoraConfig(Settings):
-    """Size and layers of the adapters; see `team.Lora`."""
+    """Settings of the size and the layers of the LoRA adapters; see `team.Lora`."""
 
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0)
     targets: tuple[str, ...] = (ALL_LINEAR,)
-    """Names of layers, or `all-linear`: see docs/models.md."""
+    """The names of the layers that have adapters, or `all-linear` for all linear layers; see docs/models.md."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
     @field_validator("targets", mode="before")
@@ -260,7 +269,7 @@ class LoraConfig(Settings):
 
 
 class SamplingConfig(Settings):
-    """How agents sample in training; see `types.Sampling`."""
+    """Settings of how agents sample in training; see `types.Sampling`."""
 
     max_tokens: int = Field(default=64, ge=1)
     temperature: float = Field(default=1.0, ge=0.0)
@@ -268,14 +277,14 @@ class SamplingConfig(Settings):
     top_k: int = Field(default=0, ge=0)
     stop: tuple[str, ...] = ()
     choices: Literal["legal"] | tuple[str, ...] | None = None
-    """Every completion is one of these strings. `legal`: in turns for which the environment lists moves, every completion
-    is one of these moves."""
+    """The strings to which every completion is constrained. With `legal`, each completion is one of the legal moves in turns
+    for which the environment lists moves."""
     regex: str | None = None
-    """Every completion as a whole matches this regular expression (Rust's syntax: no look-around, no back-references)."""
+    """A regular expression that every completion must match as a whole, in Rust's syntax (without look-around and back-references)."""
     json_schema: dict[str, object] | None = None
-    """Every completion is JSON that matches this schema."""
+    """A JSON schema that every completion must match."""
     grammar: str | None = None
-    """Every completion is in the language of this grammar (Lark, in llguidance's syntax)."""
+    """A grammar that every completion must follow, in the Lark syntax of llguidance."""
 
     @model_validator(mode="after")
     def _one_form(self) -> SamplingConfig:
@@ -292,7 +301,7 @@ class SamplingConfig(Settings):
 
     @property
     def constraint(self) -> Constraint | None:
-        """The constraint on completions; None for free text."""
+        """The constraint on completions, or None if completions are free text."""
         if self.choices is not None:
             return Constraint.legal() if self.choices == "legal" else Constraint.choices(self.choices)
         if self.regex is not None:
@@ -302,7 +311,7 @@ class SamplingConfig(Settings):
         return None if self.grammar is None else Constraint.grammar(self.grammar)
 
     def build(self) -> Sampling:
-        """Return the agent's sampling settings."""
+        """Build the sampling parameters of an agent."""
         return Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k, self.stop, self.constraint)
 
 
@@ -310,7 +319,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 class RateConfig(Settings):
-    """The learning rates of an agent's policy and critic; null uses the section `optimizer`."""
+    """Settings of the learning rates of an agent's policy and critic. If a rate is null, the value in the section `optimizer` is used."""
 
     lr: float | None = Field(default=None, gt=0)
     critic_lr: float | None = Field(default=None, gt=0)
@@ -319,82 +328,88 @@ class RateConfig(Settings):
 
 
 class ExampleConfig(Settings):
-    """A user message and the agent's response, as they appear in the agent's prompt."""
+    """A user message and the agent's response to it, which are shown in the agent's prompt as an example."""
 
     user: str
-    """The message before the response."""
+    """The user message before the response."""
     assistant: str
-    """The agent's response."""
+    """The response of the agent."""
 
 
 class AgentConfig(Settings):
-    """One agent: its prompts, its weights, and how it samples."""
+    """Settings of an agent: its prompts, its weights, and how it samples."""
 
     name: str = Field(pattern=NAME)
     weights: Weights | None = None
-    """None uses `team.sharing`."""
+    """The weights of the agent. If null, `team.sharing` determines the weights."""
     lora: LoraConfig | None = None
-    """None uses `team.lora`."""
+    """The adapter settings of the agent. If null, `team.lora` is used."""
     system: str | None = None
     prompt: str | None = None
     sampling: SamplingConfig | None = None
-    """None uses `team.sampling`."""
+    """The sampling settings of the agent. If null, `team.sampling` is used."""
     examples: tuple[ExampleConfig, ...] = ()
-    """Questions with answers that the agent reads before its task (few-shot), in this order."""
+    """The few-shot examples, in the order in which they appear in the prompt before the task."""
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
-    """Arguments of the chat template of its model, which take precedence over those of the section `model`."""
+    """Arguments of the chat template of the agent's model. These arguments take precedence over the arguments in the section `model`."""
     share_critic_with: str | int | None = None
-    """Name or index (from 0) of the agent with which this one shares a critic."""
+    """The name or the index (from 0) of the agent whose critic this agent shares."""
     optimizer: Annotated[RateConfig | None, FROM_HERE_ON] = None
-    """None uses the section `optimizer`."""
+    """The learning rates of the agent. If null, the section `optimizer` is used."""
 
 
 class TeamConfig(Settings):
-    """The team: agents and how they share weights."""
+    """Settings of the team: its agents and how they share weights."""
 
     sharing: Literal["shared", "lora", "frozen"] = "lora"
-    """`shared`: one set of full weights; `lora`: one adapter per agent; `frozen`: no policy is trained."""
+    """How the agents share weights. With `shared`, all agents use one set of fully trained weights. With `lora`, each agent has
+    its own adapter. With `frozen`, no policy is trained."""
     lora: LoraConfig = LoraConfig()
     sampling: SamplingConfig = SamplingConfig()
     agents: int | tuple[AgentConfig, ...] = 1
-    """The agents in order, or a number of identical agents (`agent_0`, `agent_1`, …)."""
+    """The agents in order, or the number of identical agents (named `agent_0`, `agent_1`, …)."""
     critic_lora: LoraConfig = LoraConfig()
     critic_sharing: Literal["own", "shared"] | None = None
-    """None uses the algorithm's choice: local critics per agent, or one central critic."""
+    """Whether each agent has its own critic or all agents share one. If null, the algorithm chooses between local critics per
+    agent and one central critic."""
     critic_model: str | None = None
-    """Base model of critics and of a verifier (`reward_model`): a folder or a name on a hub, of any family. They then
-    read the text with this model's tokeniser. Null uses each agent's own model."""
+    """The base model of the critics and of the verifier (`reward_model`): a folder or a name on a hub, of any model family. The
+    critics and the verifier tokenise the text with the tokeniser of this model. If null, each agent's own model is used."""
     critic_train: Literal["lora", "full", "head"] = "lora"
-    """The trained weights of critics: an adapter (`critic_lora`), all weights of a copy of the model, or only the head."""
+    """The weights of the critics that are trained: an adapter (`critic_lora`), all weights of a copy of the model, or only the head."""
     critic_dtype: DType | None = None
-    """If this or `critic_device` is set, critics and a verifier use their own copy of the base model."""
+    """The data type of the critics and of the verifier. If this setting or `critic_device` is set, the critics and the verifier
+    use their own copy of the base model."""
     critic_device: Annotated[str | None, FROM_HERE_ON] = None
-    """See `critic_dtype`."""
+    """The device of the critics and of the verifier; see `critic_dtype`."""
 
 
 class OptimizerConfig(Settings):
-    """AdamW (1711.05101), one instance per policy."""
+    """Settings of the optimiser, AdamW (arXiv:1711.05101). Each policy has its own instance."""
 
     name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
-    """The 8-bit variants store moments in one byte (2110.02861), for full weights on CUDA; they need `kapelle[quantised]`."""
+    """The variant of AdamW. The 8-bit variants store the moments in one byte each (arXiv:2110.02861), support full weights on
+    CUDA, and require `kapelle[quantised]`."""
     lr: float = Field(default=1e-5, gt=0)
-    """Learning rate; for full weights, usually a tenth of the rate for adapters."""
+    """The learning rate of the policies. For full weights, the rate is usually a tenth of that for adapters."""
     critic_lr: float | None = Field(default=None, gt=0)
-    """None uses `lr`."""
+    """The learning rate of the critics. If null, `lr` is used."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay rates of the two moments."""
+    """The decay rates of the two moment estimates."""
     eps: float = Field(default=1e-8, gt=0)
-    """Added to the root of the second moment."""
+    """A constant that is added to the square root of the second moment."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay."""
+    """The coefficient of decoupled weight decay."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """Norm to which the gradient of each policy is clipped separately; null disables clipping."""
+    """The maximum norm to which the gradient of each policy is clipped separately. If null, gradients are not clipped."""
     schedule: Schedule = "constant"
-    """Learning rate after `warmup_steps`, until the last step."""
+    """The schedule of the learning rate from the end of the warmup to the last step."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Number of optimiser steps over which the learning rate rises; it is 0 at the first step, as in transformers, TRL and verl."""
+    """The number of optimiser steps over which the learning rate increases. The rate is 0 at the first step, as in
+    transformers, TRL and verl."""
     warmup_share: float = Field(default=0.0, ge=0, lt=1)
-    """The same as a share of all optimiser steps, rounded up; for runs whose length is set by `training.epochs`."""
+    """The warmup steps as a share of all optimiser steps, rounded up. This setting is intended for runs whose length is set by
+    `training.epochs`."""
 
     @model_validator(mode="after")
     def _one_warmup(self) -> OptimizerConfig:
@@ -403,49 +418,51 @@ class OptimizerConfig(Settings):
         return self
 
     def rising(self, total: int) -> int:
-        """Return the number of steps over which the rate rises, out of `total` steps."""
+        """Return the number of warmup steps for a run of `total` optimiser steps."""
         return ceil(self.warmup_share * total) if self.warmup_share else self.warmup_steps
 
 
 class AmountConfig(Settings):
-    """How much to train."""
+    """Settings of the amount of training."""
 
     steps: Annotated[int, FREE] = Field(default=50, ge=0)
-    """Number of steps; schedules (`optimizer.schedule`, `loss.entropy_end`) end with the last value."""
+    """The number of training steps. Schedules (`optimizer.schedule`, `loss.entropy_end`) reach their final value at the last step."""
     epochs: Annotated[float | None, FREE] = Field(default=None, gt=0, allow_inf_nan=False)
-    """Number of passes over all training tasks, from which `steps` is computed: the last step is filled with tasks of the
-    next epoch. Null uses `steps`."""
+    """The number of passes over all training tasks, from which `steps` is computed. The last step is filled with tasks of the
+    next epoch. If null, `steps` is used."""
     critic_warmup: int = Field(default=0, ge=0)
-    """Number of steps at the start in which only critics are trained, or the utilities and mixer of `vdn` and `qmix`."""
+    """The number of steps at the start of training in which only the critics are trained (for `vdn` and `qmix`, the utilities
+    and the mixer)."""
     tasks_per_step: int = Field(default=32, ge=1)
-    """Tasks (groups) per step; each has `algorithm.group_size` episodes."""
+    """The number of tasks (groups) per step. Each task has `algorithm.group_size` episodes."""
 
 
 class TrainingConfig(AheadSettings, AmountConfig):
-    """How much to train, when episodes are collected, and when to stop."""
+    """Settings for how much to train, when episodes are collected, and when to stop."""
 
     microbatch_tokens: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], FROM_HERE_ON] = "auto"
-    """Maximum tokens in one forward and backward pass; results do not depend on it. `auto` is 4096 on a CPU; on a GPU, it
-    is the number that fits into memory at the first pass."""
+    """The maximum number of tokens in one forward and backward pass. The results of training do not depend on this setting. The
+    value `auto` means 4096 on a CPU. On a GPU, `auto` means the number of tokens that fits into memory, measured at the first
+    pass."""
     gradient_checkpointing: Annotated[bool, FROM_HERE_ON] = False
-    """Whether to keep only the input of each decoder block and recompute the block in the backward pass: gradients are
-    the same, memory is lower, and an update takes about 1.5 times as long."""
+    """Whether to store only the input of each decoder block and recompute the block in the backward pass. The gradients are the
+    same and less memory is used, but an update takes about 1.5 times as long."""
     max_failed_share: Annotated[float, FREE] = Field(default=0.2, ge=0.0, le=1.0)
-    """The run stops when a larger share of a step's episodes fails."""
+    """The maximum share of failed episodes in a step. If a larger share fails, the run stops."""
     parity_tolerance: Annotated[float | None, FREE] = Field(default=None, gt=0)
-    """Largest |trainer − sampler| log-prob (nats); in half precision, a few tokens may exceed it. None uses 1e-4 in float32, 0.25 in
-    bfloat16 and 0.1 in float16."""
+    """The maximum absolute difference between the log-probs of the trainer and of the sampler, in nats. In half precision, a
+    few tokens may exceed the maximum. If null, the maximum is 1e-4 in float32, 0.25 in bfloat16 and 0.1 in float16."""
     non_finite: Annotated[Literal["stop", "skip"], FREE] = "stop"
-    """Whether a step with a non-finite loss or gradient stops the run or is skipped."""
+    """Whether to stop the run or to skip the step if a loss or gradient is not finite."""
 
 
 class TasksConfig(Settings):
-    """Which of the environment's tasks are used."""
+    """Settings that select the tasks of the environment."""
 
     max_prompt_tokens: Annotated[int, Field(ge=1)] | Literal["context"] | None = None
-    """Maximum number of tokens of an agent's first prompt: tasks with a longer first prompt are excluded from training
-    and evaluations. `context` is the model's context minus the agent's `max_tokens`. Null excludes no tasks; if one of
-    the first tasks does not fit the model, an error is raised."""
+    """The maximum number of tokens of an agent's first prompt. Tasks with a longer first prompt are excluded from training and
+    evaluation. The value `context` means the size of the model's context minus the agent's `max_tokens`. If null, no tasks are
+    excluded, and an error is raised if one of the first tasks does not fit the model."""
     difficulty: DifficultyConfig | None = None
     curriculum: CurriculumConfig | None = None
     replay: ReplayConfig | None = None
@@ -461,47 +478,50 @@ TestSet = Annotated[
 
 
 class SetConfig(Settings):
-    """Settings of one set of `evaluation.sets`; null uses the value of `evaluation`."""
+    """Settings of one of the sets in `evaluation.sets`. If a field is null, the value in `evaluation` is used."""
 
     samples: int | None = Field(default=None, ge=1)
-    """Number of answers to each problem of the set."""
+    """The number of answers to each problem of the set."""
     temperature: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    """Sampling temperature of all agents in this set."""
+    """The sampling temperature of all agents in this set."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Minimum total probability of the tokens that are kept."""
+    """The minimum total probability of the tokens that are kept in nucleus sampling."""
     top_k: int | None = Field(default=None, ge=0)
-    """Number of most likely tokens that are kept; 0 keeps all."""
+    """The number of most likely tokens that are kept in top-k sampling. If 0, all tokens are kept."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Maximum tokens of an answer."""
+    """The maximum number of tokens of an answer."""
 
 
 class EvaluationConfig(Settings):
-    """How the team is evaluated on held-out problems, which always come from the `test` split."""
+    """Settings for evaluating the team on held-out problems, which are always taken from the `test` split."""
 
     problems: int = Field(default=500, ge=1)
-    """Number of problems of an evaluation before and after training."""
+    """The number of problems in the evaluations before and after training."""
     every: int = Field(default=0, ge=0)
-    """Steps between evaluations during training; 0 evaluates only before and after."""
+    """The number of training steps between evaluations. If 0, the team is evaluated only before and after training."""
     problems_while_training: int = Field(default=100, ge=1)
-    """Number of problems of an evaluation during training."""
+    """The number of problems in an evaluation during training."""
     greedy: bool = True
-    """Whether agents choose the most likely token; false samples as in training."""
+    """Whether agents always choose the most likely token. If false, agents sample as in training."""
     temperature: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    """Sampling temperature of all agents, instead of `greedy`; null uses `greedy`."""
+    """The sampling temperature of all agents, which takes precedence over `greedy`. If null, `greedy` applies."""
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Minimum total probability of the tokens that are kept, if agents are sampled; null uses the value of training."""
+    """The minimum total probability of the tokens that are kept in nucleus sampling. If null, the value of training is used."""
     top_k: int | None = Field(default=None, ge=0)
-    """Number of most likely tokens that are kept, if agents are sampled; 0 keeps all, and null uses the value of training."""
+    """The number of most likely tokens that are kept in top-k sampling. If 0, all tokens are kept; if null, the value of
+    training is used."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Maximum tokens of an answer; null uses the value of training."""
+    """The maximum number of tokens of an answer. If null, the value of training is used."""
     samples: int = Field(default=1, ge=1)
-    """Number of answers to each problem; several answers are sampled. Success is then the mean over problems (avg@k);
-    pass@k (2107.03374) and, if answers can be compared, maj@k (2203.11171) are reported too."""
+    """The number of answers to each problem. If there are several answers, they are sampled. With several answers, success is
+    the mean over answers and problems (avg@k). The metrics pass@k (arXiv:2107.03374) and, if answers can be compared, maj@k
+    (arXiv:2203.11171) are also reported."""
     sets: dict[str, TestSet] = Field(default={})
-    """Further sets of problems. Each has a name, and the settings of an environment with this test split: `{aime: {name: math, …}}`.
-    Each set has its own rates; a problem that is also in the training rows raises an error."""
+    """Additional sets of problems, by name. The value is the settings of an environment that has this test split, for example
+    `{aime: {name: math, …}}`. The success rates of each set are reported separately. A problem that also occurs in the training
+    rows raises an error."""
     for_set: dict[str, SetConfig] = Field(default={})
-    """Settings of single sets, by name: `{aime: {samples: 32, temperature: 0.6}}`."""
+    """Settings of individual sets, by the name of the set, for example `{aime: {samples: 32, temperature: 0.6}}`."""
     prices: dict[
         str,
         tuple[
@@ -509,9 +529,9 @@ class EvaluationConfig(Settings):
             Annotated[float, Field(ge=0.0, allow_inf_nan=False)],
         ],
     ] = Field(default={})
-    """Price of a million prompt tokens and of a million completion tokens, by agent; `default` is for all other agents."""
+    """The price of a million prompt tokens and of a million completion tokens, by agent. The key `default` applies to all other agents."""
     before_and_after: bool = True
-    """Whether to evaluate on `problems` before the first and after the last step."""
+    """Whether to evaluate the team on `problems` problems before the first step and after the last step."""
 
     @field_validator("sets")
     @classmethod
@@ -542,18 +562,18 @@ class EvaluationConfig(Settings):
         return self.greedy if self.temperature is None else not self.temperature
 
     def of_set(self, name: str) -> EvaluationConfig:
-        """Return the evaluation settings of a set."""
+        """Return the evaluation settings of the set with the given name."""
         own = self.for_set.get(name, SetConfig())
         given = {key: value for key, value in own.model_dump().items() if value is not None}
         return self.model_copy(update=given)
 
 
 MOST_EPISODES = 1_000_000
-"""Maximum number of episodes of one step or one evaluation, which are all in memory at the same time."""
+"""The maximum number of episodes of a step or an evaluation, all of which are in memory at the same time."""
 
 
 def check_amount(run: RunToCheck) -> Iterator[str]:
-    """Yield a message for each number of episodes for which no machine has enough memory."""
+    """Yield a message for each setting that requires more episodes than fit into memory."""
     config = run.config
     tasks, group = config.training.tasks_per_step, int(getattr(config.algorithm, "group_size", 1))
     if tasks * group > MOST_EPISODES:
@@ -576,7 +596,7 @@ def check_judges(run: RunToCheck) -> Iterator[str]:
 
 
 def check_prices(run: RunToCheck) -> Iterator[str]:
-    """Yield a message for each price of an agent that does not exist."""
+    """Yield a message for each price that is set for an agent that does not exist."""
     known = [*run.team.names, "default"]
     for name in run.config.evaluation.prices:
         if name not in known:
@@ -591,36 +611,35 @@ class Timed(Settings):
     """Settings that every environment and every engine has."""
 
     timeout: Annotated[float, FREE] = Field(default=Patience.environment, gt=0, allow_inf_nan=False)
-    """Seconds after which one call of the environment, or one request to the engine, is aborted; its episode then fails.
-    Time in a queue (for the model, a connection, a sandbox) does not count, nor does time in which this process is
-    stopped."""
-
-    """Tasks (groups) per step; each has `algorithm.group_size` episodes."""
+    """Maximum time in seconds of one call of the environment or one request to the engine. After this time, the call is aborted
+    and its episode fails. Time spent in a queue (for the model, a connection or a sandbox) does not count, nor does time during
+    which this process is stopped."""
 
 
 class EpisodeConfig(Settings):
-    """Limits of an episode, and the processes of its environment."""
+    """Settings of the limits of an episode and of the environment's processes."""
 
     timeout: Annotated[float, FREE] = Field(default=Patience.episode, gt=0, allow_inf_nan=False)
-    """Seconds after its start at which an episode is aborted and fails."""
+    """Maximum time in seconds from the start of an episode. After this time, the episode is aborted and fails."""
     environment_workers: Annotated[int, FREE] = Field(default=0, ge=0)
-    """Number of processes for episode states, with their games, graders and sandboxes; 0 keeps them in this process. Results are
-    bitwise identical."""
+    """The number of processes for episode states, including their games, graders and sandboxes. If 0, episode states are kept
+    in this process. The results are bitwise identical for any number of environment processes."""
     compaction: CompactionConfig | None = None
-    """How to shorten a conversation that no longer fits the context; with null, its episode fails."""
+    """How to shorten a conversation that no longer fits into the context. If null, the episode fails."""
     share_thoughts: bool = False
-    """Whether other agents and the environment receive whole completions; false removes thoughts (`<think>…</think>`)."""
+    """Whether other agents and the environment receive whole completions. If false, thoughts (`<think>…</think>`) are removed."""
 
 
 class GraderConfig(Settings):
-    """Limits of grading one text."""
+    """Settings of the limits for grading one string."""
 
     timeout: Annotated[float, FREE] = Field(default=Patience.grader, gt=0, allow_inf_nan=False)
-    """Seconds after which grading is aborted and the episode fails. Time in a queue for a sandbox or a judge does not count."""
+    """Maximum time in seconds for grading. After this time, grading is aborted and the episode fails. Time spent in a queue for
+    a sandbox or a judge does not count."""
 
 
 def timed(settings: type[Settings], section: str) -> type[Settings]:
-    """Return settings with a `timeout` in addition to their own, with the default of an environment or an engine."""
+    """Return a settings class with the additional field `timeout`, whose default is that of an environment or an engine."""
     return settings if "timeout" in settings.model_fields else _timed(settings, section)
 
 
@@ -639,27 +658,27 @@ def _timed(settings: type[Settings], section: str) -> type[Settings]:
 
 
 class RunConfig(Settings):
-    """Everything that a run depends on; the resolved settings are written next to its results."""
+    """All settings of a run. The resolved settings are written next to the results of the run."""
 
     name: str = "run"
-    """The run's folder is `runs/NAME-TIME`, unless another folder is given."""
+    """The name of the run. The folder of the run is `runs/NAME-TIME`, unless another folder is given."""
     description: Annotated[str, FREE] = ""
-    """A description for people, which is shown with the run."""
+    """A description of the run for human readers, which is shown with the run."""
     seed: int = Field(default=0, ge=0)
-    """Seed of all random draws: tasks, samples, initial weights of adapters and critics."""
+    """The seed of all random numbers: tasks, samples, and the initial weights of adapters and critics."""
     model: ModelConfig = ModelConfig()
     team: TeamConfig = TeamConfig()
     environment: Annotated[EnvironmentSettings, Plugged()]
-    """Settings of the class that `environment.name` finds; see `setup.recipe.resolve`."""
+    """The settings of the environment class that `environment.name` selects; see `setup.recipe.resolve`."""
     workflow: Annotated[WorkflowSettings, Plugged()]
     algorithm: Annotated[AlgorithmSettings, Plugged()]
     engine: Annotated[Section, Plugged()]
-    """Settings of the rollout engine that `engine.name` finds; `local` by default."""
+    """The settings of the rollout engine that `engine.name` selects. The default is `local`."""
     train_engine: Annotated[Section, Plugged(), FROM_HERE_ON]
-    """Settings of the train engine that `train_engine.name` finds; `torch` by default."""
+    """The settings of the train engine that `train_engine.name` selects. The default is `torch`."""
     start_from: StartFrom = Field(default_factory=dict)
-    """Agent, policy or `*` → the source of its initial weights: a run (`RUN`, `RUN@best`, `RUN@STEP`), a PEFT folder or a model; a
-    single value applies to every trained policy."""
+    """The sources of initial weights, by agent, by policy, or `*` for all. A source is a run (`RUN`, `RUN@best`, `RUN@STEP`), a
+    PEFT folder or a model. A single value applies to every trained policy."""
     warmup: WarmupConfig | None = None
     reward_model: RewardModelConfig | None = None
     optimizer: Annotated[OptimizerConfig, FROM_HERE_ON] = OptimizerConfig()
@@ -668,20 +687,20 @@ class RunConfig(Settings):
     training: TrainingConfig = TrainingConfig()
     tasks: TasksConfig = TasksConfig()
     league: LeagueConfig | None = None
-    """Opponents of the learners; null means self-play."""
+    """The opponents of the learners. If null, training uses self-play."""
     entropy: EntropyConfig | None = None
-    """An entropy bonus for single agents; null uses only the setting of the algorithm's loss."""
+    """An entropy bonus for individual agents. If null, only the entropy setting of the algorithm's loss is used."""
     evaluation: Annotated[EvaluationConfig, FREE] = EvaluationConfig()
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
     trackers: Annotated[tuple[TrackerConfig, ...], FREE] = ()
     record: Annotated[RecordConfig, FREE] = RecordConfig()
     episodes: Annotated[EpisodesConfig, FREE] = EpisodesConfig()
     ray: Annotated[RayConfig, FROM_HERE_ON] = RayConfig()
-    """The actors of `--launch ray`; ignored without it."""
+    """Settings of the actors of `--launch ray`. The section is ignored without `--launch ray`."""
 
     @property
     def patience(self) -> Patience:
-        """The time limits of this run, in seconds."""
+        """The time limits of this run in seconds."""
         return Patience(
             environment=float(getattr(self.environment, "timeout", Patience.environment)),
             episode=self.episode.timeout,

@@ -1,4 +1,4 @@
-"""The weights of an agent: shared, an adapter, its own model, an earlier checkpoint, or an endpoint."""
+"""Defines the weights of an agent: shared weights, an adapter, the agent's own model, an earlier checkpoint, or an endpoint."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from pydantic import Field, field_validator
 from kapelle.settings.base import FREE, FROM_HERE_ON, Address, Settings
 
 NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-"""Allowed names of agents, adapters and pools: in prompts, they appear in braces, and file names and metrics contain them."""
+"""A regular expression for the allowed names of agents, adapters and pools. The names appear in braces in prompts, in file
+names and in metrics."""
 
 DType = Literal["float32", "bfloat16", "float16"]
 
 
 class OwnModel(Settings):
-    """The agent's own model: fully trained, trained with an adapter, or frozen."""
+    """Settings of a model that only this agent uses. The model is fully trained, trained with an adapter, or frozen."""
 
     model: str
-    """A folder, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
+    """The model: a folder, a name on the Hugging Face hub, or `modelscope:OWNER/NAME`."""
     train: Literal["full", "lora", "none"] = "full"
-    """What is trained: all weights, an adapter, or nothing."""
+    """Which weights are trained: all weights, an adapter, or none."""
     dtype: DType | None = None
-    """None uses the value in the section `model`; the same applies to `device`."""
+    """The data type of the model. If `dtype` or `device` is null, the value in the section `model` is used."""
     device: Annotated[str | None, FROM_HERE_ON] = None
-    """As in the section `model`."""
+    """The device of the model. If null, the value in the section `model` is used."""
 
 
 class NamedAdapter(Settings):
-    """An adapter that several agents share by name."""
+    """Settings of an adapter that several agents share by name."""
 
     adapter: str = Field(pattern=NAME)
-    """The adapter's name."""
+    """The name of the adapter."""
 
 
 class PerTurn(Settings):
-    """An adapter for each of an agent's turns in an episode: the k-th adapter acts in the k-th turn."""
+    """Settings of a separate adapter for each of an agent's turns. The k-th adapter is used in the k-th turn of an episode."""
 
     per_turn: int | tuple[Annotated[str, Field(pattern=NAME)], ...]
-    """The number of turns, with adapters of the agent's own (`ada@1`, `ada@2`, …); or a list of adapter names, in
-    which a repeated name is the same adapter."""
+    """The number of turns, in which case the adapters belong to the agent (`ada@1`, `ada@2`, …), or a list of adapter names. If
+    a name occurs several times in the list, these turns share the adapter."""
 
     @field_validator("per_turn")
     @classmethod
@@ -52,23 +53,23 @@ class PerTurn(Settings):
 
 
 class PastAdapter(Settings):
-    """An adapter saved by a run, which is frozen: a past self, for example as an opponent."""
+    """Settings of a frozen adapter that a run saved, for example an earlier version of the agent as an opponent."""
 
     past: str
-    """The run that saved it: `runs/mine`, `runs/mine@best` or `runs/mine@10` selects the agent's own adapter in that run.
-    Alternatively, a PEFT folder, such as `runs/mine/checkpoints/00000010/policies/first`. Resolved settings hold the
-    folder."""
+    """The run that saved the adapter, or a PEFT folder. A run (`runs/mine`, `runs/mine@best` or `runs/mine@10`) selects the
+    agent's own adapter in that run. An example of a PEFT folder is `runs/mine/checkpoints/00000010/policies/first`. In the
+    resolved settings, the value is always the folder."""
 
 
 class EndpointConfig(Settings):
-    """A frozen agent behind an OpenAI-compatible URL."""
+    """Settings of a frozen agent behind an OpenAI-compatible URL."""
 
     endpoint: Annotated[Address, FROM_HERE_ON]
-    """The server's address, such as `https://api.example.com/v1`."""
+    """The address of the server, for example `https://api.example.com/v1`."""
     model: str
-    """Name of the model on the server."""
+    """The name of the model on the server."""
     api_key_env: Annotated[str, FREE] = "OPENAI_API_KEY"
-    """Environment variable that holds the key; the key itself is never stored."""
+    """The environment variable that contains the API key. The key itself is never stored."""
 
 
 Weights = (

@@ -1,1 +1,1 @@
-"""From a recipe to a team and its models; everything is checked before a model is loaded."""
+"""Builds a team and its models from a recipe. All settings are checked before a model is loaded."""

@@ -1,4 +1,4 @@
-"""The base models of a team while the team is built."""
+"""Keeps track of the base models of a team while the team is built."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class Bases:
     """The path, data type and device of each base model of a team while the team is built."""
 
     def __init__(self, model: ModelConfig, team: TeamConfig, absent: list[str] | None = None) -> None:
-        """Add the run's base. A missing device raises ConfigError, or is added to `absent`."""
+        """Create the collection and add the base model of the run.
+
+        If the device is missing, ConfigError is raised, or the device is added to `absent`.
+        """
         self.paths: dict[str, str] = {}
         self.places: dict[str, Place] = {}
         self._model, self._team, self._absent = model, team, absent
@@ -23,9 +26,9 @@ class Bases:
     def add(
         self, base: str, path: str, dtype: str | None, device: str | None, setting: str, like: str = BASE
     ) -> None:
-        """Add a base model; by default, its data type and device are those of the base `like`.
+        """Add a base model. By default, its data type and device are those of the base model `like`.
 
-        Raises a ConfigError that names the `setting` for a device that cannot be used.
+        Raises ConfigError for a device that cannot be used; the error names the `setting`.
         """
         other = self.places.get(like, Place(self._model.dtype, self._model.device))
         self.paths[base], self.places[base] = path, Place(dtype or other.dtype, device or other.device)
@@ -33,18 +36,28 @@ class Bases:
             check_device(self.places[base].device, setting)
 
     def frozen(self, base: str) -> str:
-        """Return a frozen base model for critics: `base`, unless `team.critic_model`, `critic_dtype` or `critic_device` is set."""
+        """Return the name of a frozen base model for critics.
+
+        The name is `base`, or that of a copy if `team.critic_model`, `critic_dtype` or `critic_device` is set.
+        """
         own = (self._team.critic_model, self._team.critic_dtype, self._team.critic_device)
         return base if own == (None, None, None) else self._copy(base)
 
     def untrained(self, policy: Policy) -> str:
-        """Return a base model for critics that no policy trains: the policy's base if the policy is an adapter, otherwise a frozen copy."""
+        """Return the name of a base model that no policy trains, for use by critics.
+
+        For an adapter or an untrained policy, the result is the policy's base model (see `frozen`). For all other
+        policies, the result is a copy.
+        """
         if policy.endpoint is not None or policy.lora is not None or not policy.trained:
             return self.frozen(policy.base or BASE)
         return self._copy(policy.base)
 
     def moving(self, policy: Policy, critic: str) -> str:
-        """Return a base model for one critic that trains all weights: a copy of the critics' model, or of the policy's model."""
+        """Return the name of a base model for one critic of which all weights are trained.
+
+        The base model is a copy of the model of the critics, if one is set, or of the model of the policy.
+        """
         return self._copy(policy.base or BASE, f"{critic}@model")
 
     def _copy(self, base: str, name: str | None = None) -> str:

@@ -1,4 +1,7 @@
-"""An environment as plain data (the name of its class, and its settings), from which another process creates an equal environment."""
+"""Represents an environment as plain data, from which another process creates an equal environment.
+
+The data are the name of the class of the environment and its settings.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ from kapelle.settings.schema import timed
 
 
 def check_workers(run: RunToCheck) -> Iterator[str]:
-    """Yield the reasons why episode states cannot be in worker processes; raise ConfigError if workers cannot create the environment."""
+    """Yield the reasons why episode states cannot be kept in worker processes.
+
+    Raises ConfigError if the worker processes cannot create the environment.
+    """
     environment = run.config.environment
     if not run.config.episode.environment_workers:
         return
@@ -44,9 +50,10 @@ def check_workers(run: RunToCheck) -> Iterator[str]:
 
 
 def environment_form(environment: Environment) -> dict[str, Any]:
-    """Return an environment as JSON that `environment_from` reads.
+    """Return the JSON form of an environment, which `environment_from` converts back to an environment.
 
-    Raises ConfigError if another process could not import its class, or would create a different environment.
+    Raises ConfigError if another process could not import the class of the environment, or would create a different
+    environment.
     """
     if not isinstance(environment, Settings):
         raise ConfigError(f"The environment '{environment.name}' must be a subclass of kapelle.Settings.")
@@ -63,7 +70,7 @@ def environment_form(environment: Environment) -> dict[str, Any]:
 
 
 def environment_from(form: Mapping[str, Any]) -> Environment:
-    """Return the environment that the JSON `form` describes."""
+    """Create the environment that the JSON form describes."""
     kind = environment_class(form["class"])
     if "timeout" in form["settings"]:
         kind = timed(kind, "environment")
@@ -72,7 +79,7 @@ def environment_from(form: Mapping[str, Any]) -> Environment:
 
 
 def _importable_name(environment: Settings, name: object) -> str:
-    """Return a name under which other processes find the environment's class."""
+    """Return a name by which other processes can find the class of the environment."""
     own = type(environment)
     found = f"{own.__module__}:{own.__qualname__}"
     if own.__module__ == "__main__" or "<locals>" in own.__qualname__:
@@ -87,7 +94,7 @@ def _importable_name(environment: Settings, name: object) -> str:
 
 
 def _is(own: type, found: type) -> bool:
-    """Return whether two classes are the same, apart from the additions of `timed`."""
+    """Return whether two classes are the same, ignoring the fields that `timed` adds."""
     return issubclass(own, found) and (own.__module__, own.__qualname__) == (
         found.__module__,
         found.__qualname__,

@@ -1,4 +1,7 @@
-"""The part of an optional feature that runs before a model is loaded: its checks, and its additions to the algorithm and the team."""
+"""Defines the part of an optional feature that runs before a model is loaded.
+
+This part contains the checks of the feature, and its additions to the algorithm and the team.
+"""
 
 from __future__ import annotations
 
@@ -21,42 +24,48 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=FeatureSettings)
 
 Report = Callable[[str, str], None]
-"""Called with a phase and details about it."""
+"""A function that is called with a phase and details about the phase."""
 ReportStep = Callable[[int, int, Mapping[str, float]], None]
-"""Called with the step, the number of steps and the metrics."""
+"""A function that is called with the number of the step, the total number of steps and the metrics."""
 
 
 class FeaturePlan(Generic[S]):
-    """The checks and additions of a feature. By default, every method adds nothing."""
+    """Base class for the checks and additions of a feature. By default, the methods add nothing."""
 
     def __init__(self, settings: S) -> None:
         self.settings = settings
 
     def extend(self, row: Algorithm) -> Algorithm:
-        """Return the algorithm with the feature's additions; raises ConfigError if the two are incompatible."""
+        """Return the algorithm with the additions of the feature. Raises ConfigError if the algorithm and the feature are incompatible."""
         return row
 
     def policies(
         self, config: RunConfig, learners: Mapping[str, Policy], bases: Bases
     ) -> Mapping[str, Policy]:
-        """Return the policies that the feature adds to the team, by name; `learners` are the team's trained policies."""
+        """Return the policies that the feature adds to the team, by name.
+
+        The argument `learners` holds the trained policies of the team.
+        """
         return {}
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield a message for each reason that prevents training with the feature: the fault, where it is, and how to fix it."""
+        """Yield a message for each reason that prevents training with the feature: what is wrong, where, and how to fix it."""
         yield from ()
 
     def made_base(self, config: RunConfig, path: str) -> str:
-        """Return a description of all that determines the base model that it creates from a model's path; empty if it creates none."""
+        """Return a description of everything that determines the base model created by the feature, or an empty string if there is none."""
         return ""
 
     def check_memory(self, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-        """Yield a message for each requirement that exceeds the machine's memory; `models` has the shape of each base model."""
+        """Yield a message for each requirement that exceeds the machine's memory.
+
+        The argument `models` holds the shape of each base model.
+        """
         yield from ()
 
 
 def plans_of(config: RunConfig) -> list[FeaturePlan[FeatureSettings]]:
-    """Return the plans of the features that a run uses, in the order of its settings."""
+    """Return the plans of the features that a run uses, in the order of the run's settings."""
     return [
         find_object(section.plan, "feature")(section)
         for section in sections_of(config).values()
@@ -67,7 +76,10 @@ def plans_of(config: RunConfig) -> list[FeaturePlan[FeatureSettings]]:
 def bases_of(
     config: RunConfig, team: Team, progress: ReportStep, report: Report, held: dict[str, LanguageModel]
 ) -> Mapping[str, str]:
-    """Return the path of each base model by name, including those that features create; models in memory are added to `held`, by path."""
+    """Return the path of each base model by name, including base models that features create.
+
+    Base models that are created in memory are added to `held`, by path.
+    """
     for section in sections_of(config).values():
         if section.bases:
             make = find_object(section.bases, "feature")

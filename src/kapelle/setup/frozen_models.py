@@ -1,4 +1,4 @@
-"""Frozen models that an environment calls, such as judges: each is loaded once, at its first call."""
+"""Provides the frozen models that an environment calls, such as judges. Each model is loaded once, when it is first called."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ FROZEN = "frozen"
 
 
 class FrozenModels:
-    """Frozen models, each of which has its own engine and samples greedily."""
+    """The frozen models of an environment. Each model has its own engine and samples greedily."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Take the section `model`, whose settings apply to these models too."""
+        """Create the collection with the section `model` of the settings, which also applies to the frozen models."""
         self._config = config
         self._engines: dict[str, RolloutEngine] = {}
 
     def ask(self, model: FrozenModel) -> Callable[[Sequence[Message]], Awaitable[str]]:
-        """Return a function that passes a conversation to a model and returns the text of its reply."""
+        """Return a function that sends a conversation to a model and returns the content of the model's reply."""
         sampling = Sampling(max_tokens=model.max_tokens, temperature=0.0)
 
         async def reply(messages: Sequence[Message]) -> str:
@@ -41,13 +41,16 @@ class FrozenModels:
         return reply
 
     def close(self) -> None:
-        """Free the models."""
+        """Free the memory of the models."""
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()
 
     def _load(self, path: str) -> RolloutEngine:
-        """Load a model, or an adapter on its base model; raise EngineError if this fails, because no episode caused the failure."""
+        """Load a model, or an adapter on its base model.
+
+        Raises EngineError if loading fails, because the failure is not caused by an episode.
+        """
         before = capture_random()  # loading a model must not change the random draws of the run
         try:
             base, adapter = base_and_adapter(path)

@@ -1,4 +1,4 @@
-"""Models in memory for a team, and the engines of its policies."""
+"""Loads the models of a team into memory and builds the engines of its policies."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from kapelle.team import Place, Team
 from kapelle.types import Message
 
 ENDPOINT_SECONDS = 120.0
-"""Maximum time of one request to an endpoint, in seconds; `engine.timeout` limits the total time of the request and its retries."""
+"""Maximum time in seconds of one request to an endpoint. The total time of a request and its retries is limited by `engine.timeout`."""
 IN_MEMORY = "in-memory"
-"""Path of a model that the caller passed in instead of a path."""
+"""The path of a model that the caller passed as an object instead of a path."""
 
 
 def name_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> dict[str, Any]:
-    """Accept a path or a model in memory as the section `model`; a model in memory goes into `given`."""
+    """Accept either a path or a model in memory as the section `model`. A model in memory is added to `given`."""
     model = sections.get("model")
     if isinstance(model, LanguageModel):
         given[IN_MEMORY] = model
@@ -57,10 +57,10 @@ def name_model(sections: Mapping[str, Any], given: dict[str, LanguageModel]) -> 
 def load_models(
     team: Team, config: ModelConfig, given: Mapping[str, LanguageModel]
 ) -> dict[str, LanguageModel]:
-    """Return every base model of a team on its device; models in `given` are used unchanged, and others are loaded.
+    """Return every base model of a team on its device. Models in `given` are used unchanged, and other models are loaded.
 
     Frozen base models with the same path, data type and device share one model in memory. If a base model is on CUDA,
-    `config.tf32` is set for this process.
+    `config.tf32` is applied to the whole process.
     """
     models: dict[str, LanguageModel] = {}
     frozen: dict[tuple[str, Place], LanguageModel] = {}
@@ -94,11 +94,11 @@ def load_models(
 def load_weights(
     team: Team, models: Mapping[str, LanguageModel], folders: Mapping[str, Path], seed: int
 ) -> Callable[[str], Mapping[str, torch.Tensor]]:
-    """Add a team's adapters to its models and load saved weights, for a team that does not train.
+    """Add the adapters of a team to its models and load the saved weights, for a team that is not trained.
 
-    `models` maps the names of base models to models; `folders` maps policies to folders, which take precedence over
-    `policy.past`. Returns a function that maps a policy's name to its weights. Raises ModelError for weights that do
-    not fit or were trained on another base model.
+    The argument `models` maps the names of base models to models. The argument `folders` maps policies to folders of
+    weights, which take precedence over `policy.past`. Returns a function that maps the name of a policy to its weights.
+    Raises ModelError for weights that do not fit the model or were trained on another base model.
     """
     for policy in team.policies.values():
         if policy.endpoint is None and policy.lora is not None:
@@ -126,9 +126,9 @@ def build_engine(
     team: Team,
     others: RolloutEngine | None = None,
 ) -> RolloutEngine:
-    """Return the engine for all policies of a team: the recipe's engine and, if needed, one for endpoints.
+    """Return the engine for all policies of a team, which combines the engine of the recipe with an engine for endpoints if needed.
 
-    `others` is an engine that samples for the policies that it holds.
+    The argument `others` is an engine that samples for the policies that it holds.
     """
     engines: list[RolloutEngine] = [] if others is None else [others]
     taken = () if others is None else others.policies
@@ -150,9 +150,10 @@ def build_train_engine(
     models: Mapping[str, LanguageModel],
     ranks: Ranks = ALONE,
 ) -> TrainEngine:
-    """Return the recipe's train engine, which holds the trained weights; `models` maps the names of base models to models.
+    """Return the train engine of the recipe, which holds the trained weights.
 
-    `ranks` are the processes that build the same engine.
+    The argument `models` maps the names of base models to models. The argument `ranks` describes the processes that
+    build the same engine.
     """
     training = config.training
     embeddings = algorithm.need(Embeddings)
@@ -177,7 +178,7 @@ def build_train_engine(
 
 
 def teacher(config: RunConfig, team: Team, models: Mapping[str, LanguageModel]) -> ScriptedEngine:
-    """Return an engine that generates every agent's completions from the environment's records or script, in the models' tokens."""
+    """Return an engine that generates all completions from the records or the script of the environment, in the models' tokens."""
     environment = config.environment
     assert offers(environment, Recorded) or offers(environment, Scripted), (
         "`check_run` raises an error if there are no demonstrations"

@@ -1,4 +1,4 @@
-"""The preparation that training, validating, comparing and playing share: all checks are made before a model is loaded.
+"""Prepares runs for training, validation, comparison and play. All checks are made before a model is loaded.
 
 prepared = prepare(config, given)      raises the first error that the run would raise
 models = prepared.load()               this takes memory
@@ -55,7 +55,10 @@ if TYPE_CHECKING:
 
 
 def looked_into(run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-    """Yield the result of the checks of each model's and adapter's files; raise ModelError for files that cannot be loaded."""
+    """Yield the result of checking the files of each model and each adapter.
+
+    Raises ModelError for files that cannot be loaded.
+    """
     for path, outline in {path: models[base] for base, path in run.team.bases.items()}.items():
         if path in run.given or path == "embedded":
             continue
@@ -74,7 +77,7 @@ def looked_into(run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]
 
 
 def _tried(config: RunConfig, path: str, outline: Outline) -> str:
-    """Return a phrase about the checks of a model's files."""
+    """Return a phrase that describes which checks were made on the files of a model."""
     later = [] if check_files(path, outline) else ["names and shapes (accelerate is not installed)"]
     if outline_of_settings(read_settings(path)) is None:
         replays = config.model.routing == "replayed"
@@ -90,36 +93,43 @@ def _tried(config: RunConfig, path: str, outline: Outline) -> str:
 # -------- The preparation
 
 DOUBT = "doubt"
-"""Passed instead of a check's name: the run can train, but it may not do what was intended."""
+"""Passed in place of the name of a check to report that the run can train but may not do what was intended."""
 
 Passed = Callable[[str, str], None]
-"""Function that is called with the name and result of each check that passed, and for each `DOUBT`."""
+"""A function that is called with the name and the result of each check that passed, and with each `DOUBT`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run that passed all checks, with its parts but without weights."""
+    """A run that passed all checks, with all of its parts except the weights."""
 
     config: RunConfig
     given: Mapping[str, LanguageModel]
-    """Models in memory, by their path in the settings."""
+    """The models in memory, by their path in the settings."""
     algorithm: Algorithm
     team: Team
     outlines: Mapping[str, Outline]
-    """Base name → the model without its weights."""
+    """Mapping from the name of a base model to the model without its weights."""
     notes: tuple[str, ...] = ()
     """Notes about the tasks: how many are excluded, and the resulting number of steps."""
     excluded: tuple[str, ...] = ()
-    """How many tasks and rows are excluded, and why: one sentence for each reason and split. The run records these."""
+    """The number of excluded tasks and rows and the reason, in one sentence for each reason and split. These sentences are
+    recorded with the run."""
     doubts: tuple[str, ...] = ()
-    """Effects that may be unintended, such as a `max_tokens` beyond the context."""
+    """Effects of the settings that may be unintended, such as a `max_tokens` beyond the model's context."""
 
     def on_bases(self, bases: Mapping[str, str], held: Mapping[str, LanguageModel]) -> PreparedRun:
-        """Return the same run with other base models (name → path); `held` are models in memory, by path."""
+        """Return the same run with other base models.
+
+        The argument `bases` maps names to paths, and `held` contains models in memory by path.
+        """
         return replace(self, team=replace(self.team, bases=bases), given={**self.given, **held})
 
     def load(self) -> dict[str, LanguageModel]:
-        """Return every base model of the team with its weights, by name; raises ModelError for a model that cannot be read."""
+        """Load every base model of the team with its weights and return the models by name.
+
+        Raises ModelError for a model that cannot be read.
+        """
         from kapelle.setup.model_loading import load_models
 
         return load_models(self.team, self.config.model, self.given)
@@ -135,12 +145,13 @@ def prepare(
     passed: Passed | None = None,
     absent: list[str] | None = None,
 ) -> PreparedRun:
-    """Make every check that needs no weights, and return the prepared run.
+    """Make all checks that do not need weights, and return the prepared run.
 
-    `given` are models in memory, by path. Without `training`, checks that only training needs are skipped; for a run
-    `elsewhere`, checks of this machine's packages and devices are skipped too. `renderer_of` reads tokenisers. `passed`
-    is called after each check. If `absent` is given, anything that this machine lacks (a package, rows, a model) is
-    added to it, and checks that need it are skipped. Raises the first KapelleError that the run would raise.
+    The argument `given` contains models in memory, by path. If `training` is false, checks that matter only for
+    training are skipped. If `elsewhere` is true, checks of the packages and devices of this machine are also skipped.
+    The function `renderer_of` reads tokenisers. The function `passed` is called after each check. If `absent` is given,
+    missing packages, rows and models are added to it, and the checks that need them are skipped. Raises the first
+    KapelleError that the run would raise.
     """
     given = given or {}
     doubts: list[str] = []
@@ -209,7 +220,7 @@ def prepare(
 
 
 def _check_models(run: RunToCheck, models: Mapping[str, Outline], report: Passed) -> None:
-    """Raise ModelError or ConfigError for models that do not fit the settings: files, layers and adapters."""
+    """Raise ModelError or ConfigError for models whose files, layers or adapters do not fit the settings."""
     config, team = run.config, run.team
     read = {path: models[base] for base, path in team.bases.items() if path not in run.given}
     check_adapters(team, models)
@@ -227,7 +238,7 @@ def _check_models(run: RunToCheck, models: Mapping[str, Outline], report: Passed
 
 
 def in_training(config: RunConfig, team: Team) -> str:
-    """Return which weights are trained, and at which learning rate: `adapters of rank 16 on all-linear (solver) at lr 1e-05`."""
+    """Return a description of the trained weights and learning rates, such as `adapters of rank 16 on all-linear (solver) at lr 1e-05`."""
     usual, found = config.optimizer, dict[tuple[str, float], list[str]]()
     learners: list[Policy | Critic] = [*team.policies.values(), *team.critics.values()]
     for each in learners:
@@ -245,7 +256,7 @@ def in_training(config: RunConfig, team: Team) -> str:
 
 
 def _counted(config: RunConfig, too_long: int) -> tuple[RunConfig, tuple[str, ...]]:
-    """Return the settings with the number of steps that `training.epochs` epochs over the remaining tasks take, and a note."""
+    """Return the settings with the number of steps computed from `training.epochs` and the number of remaining tasks, and a note."""
     environment, training = config.environment, config.training
     if training.epochs is None:
         return config, ()
@@ -264,7 +275,10 @@ def _counted(config: RunConfig, too_long: int) -> tuple[RunConfig, tuple[str, ..
 
 
 def _check_shapes(run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-    """Raise ConfigError for settings that models of these shapes do not support; yield faults that concern several processes."""
+    """Raise ConfigError for settings that the shapes of the models do not support.
+
+    Yields a message for each error that concerns several processes.
+    """
     config, team = run.config, run.team
     if config.model.routing == "replayed":
         for model in models.values():
@@ -295,7 +309,7 @@ def _check_shapes(run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[st
 
 
 def connect(settings: object) -> None:
-    """Make an environment, and the environments inside it, request descriptions from their servers."""
+    """Make an environment, and all environments inside it, request their descriptions from their servers."""
     for _, part in parts_of(settings):
         if offers(part, Described):
             part.connect()
@@ -322,14 +336,14 @@ S = TypeVar("S")
 
 
 def without_programs(settings: S) -> tuple[S, list[str]]:
-    """Return settings without the MCP servers among their tools, and the command or URL of each server."""
+    """Return the settings without the MCP servers in their tools, and the command or URL of each removed server."""
     excluded: list[str] = []
     changed: S = _without(settings, excluded)
     return changed, excluded
 
 
 def _without(value: Any, excluded: list[str]) -> Any:
-    """Return a value in settings without its servers; the same object if it has no servers."""
+    """Return a value in the settings without MCP servers, or the same object if it contains no servers."""
     if isinstance(value, Settings):
         found = {name: _without(getattr(value, name), excluded) for name in type(value).model_fields}
         changed = {name: each for name, each in found.items() if each is not getattr(value, name)}

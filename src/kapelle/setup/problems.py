@@ -1,12 +1,12 @@
-"""The problems on which a run is tested, and the check that the run does not train on any of them.
+"""Selects the problems on which a run is tested, and ensures that the run does not train on any of them.
 
-Two problems are equal if their words, numbers and mathematical signs are equal; spaces, capitalisation and the
+Two problems are equal if their words, numbers and mathematical signs are equal. Spaces, capitalisation and the
 punctuation of sentences are ignored. Images are compared too, because the same question may be asked about many images.
-Games have no questions, and are never compared.
+Games have no questions, so they are not compared.
 
-A finite training split is compared with every further test set (`evaluation.sets`) before a model is loaded; rows that
-are in both raise an error. Tasks of a generated split are compared when they are drawn, and a task that is in a test
-set is replaced by another task.
+A finite training split is compared with every additional test set (`evaluation.sets`) before a model is loaded. A row
+that is in both raises an error. The tasks of a generated split are compared when they are sampled. A task that is in a
+test set is replaced by another task.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from kapelle.types import Split, Task
 Fits = Callable[[Task], bool]
 
 SIGNS = frozenset("+-*/^%()[]{}!.")
-"""Characters that are kept, in addition to letters, numbers and mathematical symbols; all other characters are punctuation."""
+"""The characters that are kept in addition to letters, numbers and mathematical symbols. All other characters count as punctuation."""
 KEPT = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Sm"})
-"""Unicode categories of letters and their marks, numbers, and mathematical symbols."""
+"""The Unicode categories of letters and their marks, numbers, and mathematical symbols."""
 LOOKED_AT = 256
-"""Number of tasks of a generated training split that are compared with the test sets."""
+"""The number of tasks of a generated training split that are compared with the test sets."""
 
 
 def same_words(question: str) -> str:
-    """Return a question in normal form: `What's  2,000 + 3?` as `what s 2000+3`."""
+    """Return the normal form of a question; for example, `What's 2,000 + 3?` becomes `what s 2000+3`."""
     raised = (
         f"^{each}" if unicodedata.decomposition(each).startswith("<super>") else each for each in question
     )
@@ -55,7 +55,7 @@ def _unspaced(found: re.Match[str]) -> str:
 
 
 def problem_of(environment: Environment, task: Task) -> str | None:
-    """Return the normal form of a task, which is the same for equal problems; None for a task without a question."""
+    """Return the normal form of a task, which is the same for equal problems, or None for a task without a question."""
     if not task.question:
         return None
     shown = f" {task.data}" if offers(environment, ShowsImages) else ""
@@ -65,7 +65,7 @@ def problem_of(environment: Environment, task: Task) -> str | None:
 def choose_tasks(
     environment: Environment, split: Split, count: int, seed: int = 0, fits: Fits | None = None
 ) -> list[Task]:
-    """Return `count` tasks of a split, drawn with a seed, and without repetition if the split is finite.
+    """Sample `count` tasks of a split with a seed. If the split is finite, tasks are sampled without replacement.
 
     Tasks for which `fits` returns False are excluded.
     """
@@ -98,7 +98,10 @@ def choose_tasks(
 def problems_of(
     environment: Environment, settings: EvaluationConfig, fits: Fits | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield each problem of a test set with its question: all problems of a finite split, otherwise those that an evaluation draws."""
+    """Yield the normal form and the question of each problem of a test set.
+
+    For a finite split, all problems are yielded; otherwise, the problems that an evaluation samples are yielded.
+    """
     size = environment.size("test")
     count = max(settings.problems, settings.problems_while_training)
     tasks = (
@@ -113,7 +116,10 @@ def problems_of(
 
 
 def untested(config: RunConfig, fits: Fits | None = None) -> Fits | None:
-    """Return a filter for training tasks that `fits` accepts and that no further test set contains; None if there is nothing to filter."""
+    """Return a filter for training tasks, or None if there is nothing to filter.
+
+    The filter accepts tasks that `fits` accepts and that are in none of the additional test sets.
+    """
     settings = config.evaluation
     if not settings.sets:
         return fits
@@ -133,10 +139,10 @@ def untested(config: RunConfig, fits: Fits | None = None) -> Fits | None:
 
 
 def check_sets(config: RunConfig, team: Team) -> list[str]:
-    """Check the further test sets; return notes about the problems that training excludes.
+    """Check the additional test sets, and return notes about the problems that are excluded from training.
 
-    Raises ConfigError for a set that does not suit this team, that contains training rows, or that contains all
-    problems of a generator.
+    Raises ConfigError for a set that does not suit the team, that contains training rows, or that contains all problems
+    of a generator.
     """
     if not config.evaluation.sets:
         return []
@@ -186,5 +192,5 @@ def check_sets(config: RunConfig, team: Team) -> list[str]:
 
 
 def drawn(seed: int, cursor: int, *again: int) -> int:
-    """Return the index of a task that training draws from a generated split; `again` selects replacements."""
+    """Return the index of a task that training samples from a generated split. The values in `again` select replacement tasks."""
     return derive_seed(seed, "task", cursor, *again) >> 16

@@ -1,4 +1,4 @@
-"""Lengths of the first prompts of tasks, measured with the models' tokenisers; no model is loaded."""
+"""Measures the lengths of the first prompts of tasks with the tokenisers of the models. No model is loaded."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from kapelle.models.renderer import ChatRenderer, ReadRenderer
 
 Renderers: TypeAlias = "Mapping[str, ChatRenderer]"
-"""Path of a base model → the renderer of its prompts."""
+"""Mapping from the path of a base model to the renderer of its prompts."""
 
 
 def renderers_of(run: RunToCheck, given: Mapping[str, LanguageModel], read: ReadRenderer) -> Renderers:
-    """Return the renderers of a team's base models: those of models in memory (`given`, by path), and those that are read from files."""
+    """Return the renderers of a team's base models by path. Renderers of models that are not in `given` are read from files."""
     paths = dict.fromkeys(run.team.bases.values())
     return {path: given[path].renderer if path in given else read(path, run.config.model) for path in paths}
 
 
 def short_enough(config: RunConfig, team: Team, renderer_of_policy: Callable[[str], Renderer]) -> Fits | None:
-    """Return whether a task's first prompts are within `tasks.max_prompt_tokens`; None without a limit.
+    """Return a function that tests whether a task's first prompts are within `tasks.max_prompt_tokens`, or None if there is no limit.
 
-    Agents that are endpoints are excluded, because only their servers can count tokens.
+    Agents that are endpoints are not tested, because only their servers can count tokens.
     """
     most = config.tasks.max_prompt_tokens
     if most is None:
@@ -64,7 +64,10 @@ def _short_enough(run: RunToCheck, renderers: Renderers) -> Fits | None:
 
 
 def excluded_tasks(run: RunToCheck, renderers: Renderers) -> dict[Split, tuple[int, str]]:
-    """Return how many tasks of each finite split `tasks.max_prompt_tokens` excludes, and a note; raise ConfigError if it excludes all."""
+    """Return how many tasks of each finite split are excluded by `tasks.max_prompt_tokens`, with a note.
+
+    Raises ConfigError if all tasks are excluded.
+    """
     environment, most = run.config.environment, run.config.tasks.max_prompt_tokens
     fits, found = _short_enough(run, renderers), dict[Split, tuple[int, str]]()
     limit = "too many tokens for the model" if most == "context" else f"more than {most} tokens"
@@ -87,14 +90,14 @@ def excluded_tasks(run: RunToCheck, renderers: Renderers) -> dict[Split, tuple[i
 
 
 PROMPTS = 64
-"""Number of tasks per split for which the length of the first prompt is checked."""
+"""The number of tasks per split for which the length of the first prompt is checked."""
 
 
 def check_prompts(run: RunToCheck, renderers: Renderers) -> tuple[str, ...]:
-    """Raise ContextError if a first prompt of the first tasks leaves no room in the model's context.
+    """Raise ContextError if a first prompt of one of the first tasks leaves no room in the model's context.
 
-    Loads tokenisers, but no models. Later prompts depend on the episode, and are checked during it. Returns notes about
-    chat templates and about completions that have less room than `max_tokens`.
+    Tokenisers are loaded, but models are not. Later prompts depend on the episode, so their lengths are checked during
+    the episode. Returns notes about chat templates and about completions that have less room than `max_tokens`.
     """
     team, environment = run.team, run.config.environment
     _check_readers(run, renderers)
@@ -132,7 +135,7 @@ def check_prompts(run: RunToCheck, renderers: Renderers) -> tuple[str, ...]:
 
 
 def _tokens(agent: Agent, task: Task, renderer: ChatRenderer) -> int:
-    """Return the number of tokens of an agent's first prompt for a task; raise ContextError if no completion fits after it."""
+    """Return the number of tokens of an agent's first prompt for a task. Raises ContextError if no completion fits after the prompt."""
     try:
         tokens = len(renderer.start(opening(agent, task)))
     except ContextError as error:
@@ -147,7 +150,10 @@ def _tokens(agent: Agent, task: Task, renderer: ChatRenderer) -> int:
 
 
 def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
-    """Raise ConfigError if no completion within `max_tokens` tokens can satisfy the constraint; return warnings to display."""
+    """Raise ConfigError if no completion within `max_tokens` tokens can satisfy the constraint.
+
+    Returns warnings for the user.
+    """
     constraint, most = agent.sampling.constraint, agent.sampling.max_tokens
     if constraint is None or constraint.is_legal:
         return ()
@@ -180,7 +186,7 @@ def _check_form(agent: Agent, renderer: ChatRenderer) -> tuple[str, ...]:
 
 
 def _check_readers(run: RunToCheck, renderers: Renderers) -> None:
-    """Raise ConfigError for references and critics whose token ids differ from those of the policies that they read."""
+    """Raise ConfigError for reference models and critics whose token ids differ from those of the policies whose tokens they process."""
     team = run.team
     for signal in run.algorithm.needs:
         pairs = signal.readers(team) if isinstance(signal, ReadsTokens) else {}

@@ -1,7 +1,8 @@
-"""Reads recipes: files, overlays and `key.path=value`, and records the origin of every value.
+"""Reads recipes from files, overlays and `key.path=value` settings, and records the origin of every value.
 
-Precedence: defaults < recipe < its section `real` with `--real` < overlays in order < `key.path=value` in order.
-Errors name the key, the file that set it and the closest known key.
+Values are taken from the following sources, where later sources take precedence: the defaults, the recipe, the section
+`real` of the recipe (with `--real`), the overlays in order, and the `key.path=value` settings in order. Error messages
+state the key, the file that set the key, and the closest known key.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ from kapelle.workflow import Workflow, workflow_class, workflow_files
 # warm-up.
 
 REAL = "real"
-"""The section of a recipe that `--real` merges over the rest."""
+"""The section of a recipe that `--real` merges over the other sections."""
 LEFT_OUT = "excluded: the recipe's warm-up is for the embedded model"
-"""Origin of a warm-up that is removed because another model is set."""
+"""The origin of a warm-up that is removed because another model is set."""
 
 
 def without_own_warmup(
     values: dict[str, Any], origin: dict[str, str], own: frozenset[str]
 ) -> tuple[str, ...]:
-    """If the base is another model, remove a warm-up that only the recipe itself sets, in place; return notes for the user.
+    """Remove the warm-up, in place, if only the recipe itself sets it and the base model was changed. Returns notes for the user.
 
-    `own` are the origins that count as the recipe itself.
+    The argument `own` contains the origins that count as the recipe itself.
     """
     path, warmup = _path(values), values.get("warmup")
     if path == "embedded" or not isinstance(warmup, Mapping):
@@ -87,15 +88,15 @@ _CONTRACTS = {
     "engine": EngineSettings,
     "train_engine": TrainEngineSettings,
 }
-"""Section → the methods that a class in it must have."""
+"""Mapping from a section to the protocol that the class of the section must implement."""
 
 
 DATA_FILES = (".jsonl", ".parquet", ".csv", ".tsv", ".arrow", ".gz")
-"""Suffixes of files that hold rows instead of a recipe."""
+"""The suffixes of files that contain rows rather than a recipe."""
 
 
 def names_environment(word: str) -> bool:
-    """Return whether a word is the name of an environment: built in, installed, or `module:Class`.
+    """Return whether a word is the name of an environment, which is built in, installed, or written as `module:Class`.
 
     Raises ConfigError for a word that is neither an environment nor a recipe.
     """
@@ -113,7 +114,7 @@ def names_environment(word: str) -> bool:
 
 
 def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = ()) -> ConfigError:
-    """Return the error for a word that is not the name of a recipe; `environments` are other names that are allowed."""
+    """Return the error for a word that is not the name of a recipe. The argument `environments` lists other names that are allowed."""
     path, quoted = Path(word), shlex.quote(word)
     if path.suffix in DATA_FILES:
         return ConfigError(
@@ -140,7 +141,7 @@ def no_recipe(word: str, recipes: Iterable[str], environments: Iterable[str] = (
 
 
 def check_class(section: str, name: str, found: type) -> None:
-    """Raise ConfigError for a class that is not a subclass of Settings, or that lacks methods of its section."""
+    """Raise ConfigError for a class that is not a subclass of Settings, or that lacks methods required by its section."""
     if not issubclass(found, Settings):
         raise ConfigError(f"The {section} '{name}' must be a subclass of kapelle.Settings.")
     parts = [part for part in vars(_CONTRACTS[section]) if not part.startswith("_")]
@@ -160,30 +161,30 @@ SECTIONS = {
     "engine": engine_class,
     "train_engine": train_engine_class,
 }
-"""Sections that hold the settings of a class, which is found by `name`."""
+"""The sections that hold the settings of a class, which is selected by the field `name`."""
 
 RESOLVED = RunConfig.model_fields.keys()
-"""Sections that the resolved settings of every run have."""
+"""The sections that are present in the resolved settings of every run."""
 
 
 Layers = Sequence[tuple[str, Mapping[str, Any]]]
-"""Sources and their values; later sources take precedence."""
+"""The sources with their values, in order; later sources take precedence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A resolved run, and where each of its values came from."""
+    """A resolved run, with the origin of each of its values."""
 
     config: RunConfig
     origin: Mapping[str, str]
-    """Dotted key → file name, `command line`, `argument NAME` (of a call in Python) or `default`."""
+    """Mapping from a dotted key to its origin: a file name, `command line`, `argument NAME` (of a call in Python) or `default`."""
     notes: tuple[str, ...] = ()
-    """Notes for the user, one sentence each."""
+    """Notes for the user, each of which is one sentence."""
     read: Reading = NOTHING_READ
-    """How names from other libraries were interpreted."""
+    """A description of how names from other libraries were interpreted."""
 
     def yaml(self) -> str:
-        """Return the resolved settings as YAML; as a recipe, they define the same run."""
+        """Return the resolved settings as YAML. If this YAML is used as a recipe, the run is the same."""
         return to_yaml(self.config)
 
     def with_seed(self, seed: int) -> Recipe:
@@ -192,12 +193,12 @@ class Recipe:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Return all settings, defaults included, as YAML."""
+    """Return all settings as YAML, including defaults."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def builtin_recipes() -> dict[str, str]:
-    """Return the recipes inside the package: name → YAML text."""
+    """Return the recipes inside the package as a mapping from name to YAML content."""
     folder = files("kapelle") / "settings" / "recipes"
     texts = {p.name[:-5]: p.read_text("utf-8") for p in folder.iterdir() if p.name.endswith(".yaml")}
     return dict(sorted(texts.items()))
@@ -209,8 +210,8 @@ def load_recipe(
 ) -> Recipe:
     """Read a built-in recipe or a YAML file, merge overlays and settings over it, and check every key.
 
-    `real` merges the recipe's section `real`, with the values for a pretrained model, directly over the recipe. Raises
-    ConfigError for a missing file, invalid YAML, and unknown keys or invalid values.
+    If `real` is true, the section `real` of the recipe, which has the values for a pretrained model, is merged directly
+    over the recipe. Raises ConfigError for a missing file, invalid YAML, unknown keys and invalid values.
     """
     for keyword, given in (("overlays", overlays), ("settings", settings)):
         if isinstance(given, str):
@@ -227,7 +228,7 @@ def load_recipe(
 
 
 def _with_workflow(overlays: Sequence[str], settings: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return overlays and settings; siiRL's setting `dag.workflow_path=FILE` becomes an overlay."""
+    """Return the overlays and the settings, where siiRL's setting `dag.workflow_path=FILE` is converted to an overlay."""
     theirs = "dag.workflow_path="
     files = [str(each).removeprefix(theirs) for each in settings if str(each).startswith(theirs)]
     return [*overlays, *files], [each for each in settings if not str(each).startswith(theirs)]
@@ -236,7 +237,7 @@ def _with_workflow(overlays: Sequence[str], settings: Sequence[str]) -> tuple[li
 def _files(
     name: str, overlays: Sequence[str], real: bool
 ) -> tuple[list[tuple[str, Mapping[str, Any]]], bool]:
-    """Return files as layers, and whether one of them has values for a pretrained model that remain unused."""
+    """Return the values of the files as layers, and whether one of the files has unused values for a pretrained model."""
     layers: list[tuple[str, Mapping[str, Any]]] = []
     found = False
     for source in (name, *overlays):
@@ -263,9 +264,9 @@ def lay_over(
     *,
     unused_real: bool = False,
 ) -> Recipe:
-    """Merge named mappings and then settings, and check every key, like `load_recipe`.
+    """Merge named mappings and then settings, and check every key, as in `load_recipe`.
 
-    `unused_real`: whether there are values for a pretrained model that are not among the layers.
+    The argument `unused_real` states whether there are values for a pretrained model that are not among the layers.
     """
     merged, origin = _layered(layers, settings)
     if merged.get("stages") is not None:
@@ -278,7 +279,10 @@ def lay_over(
 
 
 def _own(first: tuple[str, Mapping[str, Any]], merged: Mapping[str, Any]) -> frozenset[str]:
-    """Return the origins that belong to the recipe itself; none for a run's resolved settings, which have every section."""
+    """Return the origins that belong to the recipe itself.
+
+    The result is empty for the resolved settings of a run, which have every section.
+    """
     source, values = first
     if values.keys() >= RESOLVED:
         return frozenset()
@@ -289,10 +293,11 @@ def _own(first: tuple[str, Mapping[str, Any]], merged: Mapping[str, Any]) -> fro
 def load_stages(
     name: str, overlays: Sequence[str] = (), settings: Sequence[str] = (), *, real: bool = False
 ) -> tuple[tuple[str, Recipe], ...]:
-    """Return a recipe's `stages`, each the recipe with the stage's sections merged over it; empty without stages.
+    """Return the `stages` of a recipe: for each stage, the recipe with the sections of the stage merged over it.
 
-    Settings apply to every stage; `stages.0.key=value` or `stages.NAME.key=value` applies to a single stage. Everything
-    else works as in `load_recipe`.
+    The result is empty if the recipe has no stages.
+    Settings apply to every stage, while `stages.0.key=value` or `stages.NAME.key=value` applies to a single stage. All
+    other behaviour is the same as in `load_recipe`.
     """
     overlays, settings = _with_workflow(overlays, settings)
     layers, unused = _files(name, overlays, real)
@@ -340,7 +345,7 @@ def _check_stages(recipe: str, stages: Any) -> None:
 
 
 def _layered(layers: Layers, settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the result of merging layers (source, values) and then settings, and a mapping from each dotted key to its origin."""
+    """Merge the layers and then the settings, and return the result with a mapping from each dotted key to its origin."""
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     fitted = workflow_files().fitted
@@ -354,7 +359,7 @@ def _layered(layers: Layers, settings: Sequence[str]) -> tuple[dict[str, Any], d
 def _resolved(
     merged: dict[str, Any], origin: dict[str, str], layers: Layers, own: frozenset[str], unused_real: bool
 ) -> Recipe:
-    """Return the recipe with merged values; `layers` are the layers that were merged, in order."""
+    """Return the recipe with the merged values. The argument `layers` contains the layers that were merged, in order."""
     reading = read_aliases(merged, origin, [source for source, _ in layers], SECTIONS)
     notes = reading.notes
     notes += without_own_warmup(merged, origin, own)
@@ -379,7 +384,7 @@ def _resolved(
 
 
 def _value_at(values: Any, key: str) -> Any:
-    """Return the value at a dotted key; None if there is none."""
+    """Return the value at a dotted key, or None if there is no such value."""
     for part in key.split("."):
         if isinstance(values, list) and part.isdigit() and int(part) < len(values):
             values = values[int(part)]
@@ -393,10 +398,10 @@ def from_keywords(
     unknown: Callable[[Iterable[str]], Mapping[str, ConfigError]],
     less: Collection[str] = (),
 ) -> Recipe:
-    """Resolve sections that are keywords of a call; every value that they set has the origin `argument NAME`.
+    """Resolve sections that were given as keyword arguments of a call. The origin of every value in these sections is `argument NAME`.
 
-    `unknown` returns errors about unknown keywords, after names from other libraries have been replaced in `sections`.
-    These names replace the settings in `less`.
+    The function `unknown` returns errors about unknown keywords, after names from other libraries have been replaced in
+    `sections`. Names from other libraries take precedence over the settings in `less`.
     """
     reading = read_aliases(sections, dict.fromkeys(less, DERIVED[0]), (DERIVED[0], ""), SECTIONS)
     faults = unknown(sections)
@@ -407,7 +412,7 @@ def from_keywords(
 
 
 DERIVED = ("default", "number of agents", "no eval_dataset")
-"""Origins of settings that a call derives automatically."""
+"""The origins of settings that a call derives automatically."""
 
 
 def derived(origin: Mapping[str, str]) -> list[str]:
@@ -418,7 +423,11 @@ def derived(origin: Mapping[str, str]) -> list[str]:
 def given_origin(
     config: RunConfig, given: Mapping[str, Any] | Settings, argument: str = ""
 ) -> dict[str, str]:
-    """Return the origin of every value of `config`: the `argument` (by default its section) if `given` sets it, otherwise `default`."""
+    """Return the origin of every value of `config`.
+
+    The origin is the `argument` (by default, the section of the value) if `given` sets the value, and otherwise
+    `default`.
+    """
     found = {}
     for key in leaves(config.model_dump(mode="json")):
         parts = key.split(".")
@@ -427,7 +436,7 @@ def given_origin(
 
 
 def laid_origin(origin: Mapping[str, str], over: Mapping[str, str]) -> dict[str, str]:
-    """Return origins in which `over` replaces the origins of its settings and of all settings below them, except defaults."""
+    """Return the origins, where `over` replaces the origins of its settings and of all settings below them, except defaults."""
     found = dict(origin)
     for setting, source in over.items():
         found |= {
@@ -439,7 +448,7 @@ def laid_origin(origin: Mapping[str, str], over: Mapping[str, str]) -> dict[str,
 
 
 def _is_set(given: Any, parts: Sequence[str]) -> bool:
-    """Return whether values contain a setting: a key of a dictionary, or a value that was passed to a `Settings` class."""
+    """Return whether values contain a setting, either as a key of a dictionary or as an argument that was passed to a `Settings` class."""
     for part in parts:
         if isinstance(given, Settings):
             if part != "name" and part not in given.model_fields_set:
@@ -459,9 +468,9 @@ def _is_set(given: Any, parts: Sequence[str]) -> bool:
 def resolve(
     values: Mapping[str, Any], origin: Mapping[str, str] | None = None, known: Collection[ConfigError] = ()
 ) -> RunConfig:
-    """Validate nested values as a run; raise one ConfigError with all faults, including the `known` ones.
+    """Validate nested values as a run. Raises one ConfigError with all errors, including the errors in `known`.
 
-    Null instead of a mapping that cannot be null resets it to its defaults.
+    If a mapping that cannot be null is set to null, it is reset to its defaults.
     """
     origin = origin or {}
     unknown = unknown_sections(values, origin)
@@ -493,7 +502,7 @@ def resolve(
 
 
 def _is_missing(given: object) -> bool:
-    """Return whether a plug-in's section lacks the name of its class."""
+    """Return whether the section of a plug-in lacks the name of the plug-in's class."""
     return given is None or (isinstance(given, Mapping) and given.get("name") is None)
 
 
@@ -504,9 +513,9 @@ def _without_sections(missing: Sequence[str], origin: Mapping[str, str]) -> Conf
 
 
 def _with_folders(config: RunConfig) -> RunConfig:
-    """Return the settings, with runs replaced by folders if they specify past selves and teachers.
+    """Return the settings with runs replaced by folders where they specify past selves or teachers.
 
-    A folder fixes the checkpoint, while the newest checkpoint of a run may change.
+    A folder identifies a fixed checkpoint, whereas the newest checkpoint of a run may change.
     """
     team, algorithm = config.team, config.algorithm
     if isinstance(team.agents, tuple):
@@ -567,7 +576,7 @@ def _validated(
     faults: list[ConfigError],
     at: str = "",
 ) -> M | None:
-    """Return the settings created from values; if they are invalid, add the faults to `faults` and return None."""
+    """Return the settings created from values. If the values are invalid, the errors are added to `faults` and None is returned."""
     try:
         return checked(model, values, origin, faults, at)
     except Exception as error:
@@ -580,7 +589,7 @@ def _validated(
 
 
 def _read(source: str) -> dict[str, Any]:
-    """Return the values of a built-in recipe or a file."""
+    """Read the values of a built-in recipe or of a file."""
     if not isinstance(source, str | Path):
         raise ConfigError(
             f"The recipe is {source!r:.40}. Give the name of a built-in recipe, or a YAML file."

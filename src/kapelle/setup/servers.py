@@ -1,4 +1,4 @@
-"""The servers that a run calls, which are checked before models are loaded."""
+"""Checks the servers that a run calls, before models are loaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kapelle.settings.base import parts_of
 from kapelle.team import Team
 
 SECONDS = 5.0
-"""Maximum time for a server's response, in seconds."""
+"""Maximum time in seconds until a server responds."""
 
 
 def check_endpoints(team: Team, environment: object) -> list[str]:
-    """Return the URLs of all servers that a run calls; raise ConfigError for a server that does not respond or rejects the key."""
+    """Return the URLs of all servers that a run calls. Raises ConfigError for a server that does not respond or rejects the key."""
     servers = check_keys(team, environment)
     if not servers:
         return []
@@ -32,7 +32,7 @@ def check_endpoints(team: Team, environment: object) -> list[str]:
 
 
 def check_keys(team: Team, environment: object) -> list[ExternalServer]:
-    """Return the servers that a run calls, without calling them; raise ConfigError if a key would be sent unencrypted."""
+    """Return the servers that a run calls, without calling them. Raises ConfigError if an API key would be sent unencrypted."""
     found = {policy.endpoint: name for name, policy in team.policies.items() if policy.endpoint is not None}
     servers = [
         ExternalServer(
@@ -51,7 +51,7 @@ def check_keys(team: Team, environment: object) -> list[ExternalServer]:
 
 
 async def _fault(server: ExternalServer) -> str | None:
-    """Return the fault of a server and how to fix it; None if the server responds."""
+    """Return what is wrong with a server and how to fix it, or None if the server responds."""
     import httpx
 
     headers = bearer(server.key_env, server.url)

@@ -1,4 +1,4 @@
-"""Creates a team from settings: the weights and the critic of each agent. No model is loaded here."""
+"""Creates a team from settings: the weights and the critic of each agent. This module does not load any model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REWARD_BASE = "base@reward"
 
 
 def build_algorithm(config: RunConfig) -> Algorithm:
-    """Return the algorithm with the additions of the run's features; raise ConfigError if they are incompatible."""
+    """Return the algorithm with the additions of the run's features. Raises ConfigError if a feature is incompatible with the algorithm."""
     row = row_of(config.algorithm.name, config.algorithm.build)
     for plan in plans_of(config):
         row = plan.extend(row)
@@ -32,13 +32,13 @@ def build_algorithm(config: RunConfig) -> Algorithm:
 
 
 OneForAll = Literal["shared", "lora", "frozen"] | OwnModel | NamedAdapter | PastAdapter | EndpointConfig
-"""Weights that an agent uses in all its turns."""
+"""The kinds of weights that an agent can use in all its turns."""
 
 
 def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None = None) -> Team:
-    """Return the team of a recipe; raise ConfigError for contradictions and missing devices.
+    """Return the team of a recipe. Raises ConfigError for contradictory settings and missing devices.
 
-    If `absent` is given, missing devices are added to it instead.
+    If `absent` is given, missing devices are added to it and do not raise an error.
     """
     roles = agent_configs(config.team)
     bases = Bases(config.model, config.team, absent)
@@ -101,7 +101,7 @@ def build_team(config: RunConfig, algorithm: Algorithm, absent: list[str] | None
 
 
 def agent_configs(team: TeamConfig) -> tuple[AgentConfig, ...]:
-    """Return the agents in order; if a number is given, return that many identical agents."""
+    """Return the agents in order. If the settings give a number, that many identical agents are returned."""
     if isinstance(team.agents, int):
         if team.agents < 1:
             raise ConfigError(f"`team.agents` is {team.agents}, but a team needs at least one agent.")
@@ -110,7 +110,7 @@ def agent_configs(team: TeamConfig) -> tuple[AgentConfig, ...]:
 
 
 def _policies(role: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy, ...]:
-    """Return the policies of an agent with their learning rates: one policy, or one for each of the agent's turns."""
+    """Return the policies of an agent with their learning rates: either a single policy, or one policy for each of the agent's turns."""
     weights = role.weights or team.sharing
     if isinstance(weights, PerTurn):
         listed = weights.per_turn
@@ -130,7 +130,7 @@ def _policies(role: AgentConfig, team: TeamConfig, bases: Bases) -> tuple[Policy
 
 
 def policy_for(role: AgentConfig, weights: OneForAll, team: TeamConfig, bases: Bases) -> Policy:
-    """Return the policy of an agent's weights, and add the model that they specify to `bases`."""
+    """Return the policy for the weights of an agent, and add the model that the weights specify to `bases`."""
     lora = _lora(role.lora or team.lora)
     if isinstance(weights, EndpointConfig):
         endpoint = Endpoint(weights.endpoint, weights.model, weights.api_key_env)
@@ -239,7 +239,10 @@ def _critic_owner(role: AgentConfig, roles: tuple[AgentConfig, ...]) -> str:
 
 
 def _critic_rate(owner: str, critic_of: Mapping[str, str], roles: tuple[AgentConfig, ...]) -> Rate:
-    """Return the learning rate of an agent's critic; raise ConfigError if another agent with the same critic sets a different rate."""
+    """Return the learning rate of an agent's critic.
+
+    Raises ConfigError if another agent that shares the critic sets a different rate.
+    """
     of = {role.name: role.optimizer for role in roles}
     own = of[owner]
     for agent, critic in critic_of.items():
@@ -265,10 +268,13 @@ def _lora(config: LoraConfig) -> Lora:
 
 
 def pools_of(config: RunConfig, team: Team) -> dict[str, tuple[str, ...]]:
-    """Return the policies of each pool of sampling workers, by name; raise ConfigError for agents that cannot be in a pool."""
+    """Return the policies of each pool of sampling workers, by the name of the pool.
+
+    Raises ConfigError for agents that cannot be in a pool.
+    """
     found: dict[str, tuple[str, ...]] = {}
     held: dict[str, str] = {}
-    """Base model → the pool that holds it."""
+    """Mapping from the name of a base model to the pool that holds the model."""
     for pool, settings in config.ray.pools.items():
         where = f"ray.pools.{pool}.agents"
         for agent in settings.agents:
@@ -300,5 +306,5 @@ def pools_of(config: RunConfig, team: Team) -> dict[str, tuple[str, ...]]:
 
 
 def check_pools(run: RunToCheck) -> None:
-    """Raise ConfigError for agents that cannot be in a pool of sampling workers."""
+    """Raise ConfigError if an agent cannot be in its pool of sampling workers."""
     pools_of(run.config, run.team)

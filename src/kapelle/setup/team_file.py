@@ -1,4 +1,6 @@
-"""The file `team.yaml` of an exported team. With it and the folders next to it, the team can be served, evaluated and used in chats.
+"""Reads and writes the file `team.yaml` of an exported team.
+
+With this file and the folders next to it, the team can be served, evaluated and used in chats.
 
     format: 1
     step: 50                                   number of updates of the weights
@@ -6,9 +8,9 @@
       planner: {folder: ./planner, form: peft, rank: 16, base: ./base, agents: [planner]}
     settings: {name: …, model: {path: ./base}, team: …, workflow: …, environment: …, …}      sections of a recipe
 
-A path that begins with `./` is relative to the file, so that the folder can be moved or sent to a hub. The team acts as
-in the run, with the same prompts, sampling, workflow and environment. Settings that concern training or a specific
-machine (warm-up, opponents, optimiser, devices) are excluded.
+A path that begins with `./` is relative to the file, so that the folder can be moved or uploaded to a hub. The team
+acts as in the run, with the same prompts, sampling, workflow and environment. Settings that concern training or a
+specific machine (such as warm-up, opponents, optimiser and devices) are excluded.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ KEPT = (
     "grader",
     "evaluation",
 )
-"""Sections of a run's settings that the team needs to act; `engine` is included too if it is `local`."""
+"""The sections of a run's settings that the team needs to act. The section `engine` is also included if the engine is `local`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,10 @@ class TeamFile:
 
     config: RunConfig
     step: int
-    """Number of updates of the weights."""
+    """The number of updates of the weights."""
     adapters: Mapping[str, Path]
-    """Policy → folder of its adapter, on a base model in `config`. Whole models are themselves base models in `config`."""
+    """Mapping from a policy to the folder of its adapter, which belongs to a base model in `config`. Policies that are whole
+    models have no entry, because these models are base models in `config`."""
 
 
 def is_team(folder: Path) -> bool:
@@ -64,7 +67,7 @@ def is_team(folder: Path) -> bool:
 
 
 def read_team(folder: Path, settings: Sequence[str] = ()) -> TeamFile:
-    """Read a folder's `team.yaml`, with `settings` merged over the team's.
+    """Read the `team.yaml` of a folder and merge `settings` over the settings of the team.
 
     Raises DataError for an unknown format, and ConfigError for an invalid setting.
     """
@@ -78,7 +81,7 @@ def read_team(folder: Path, settings: Sequence[str] = ()) -> TeamFile:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], int, dict[str, dict[str, Any]]]:
-    """Return the settings, the step and the policies in a `team.yaml`; raise DataError for an unknown format."""
+    """Return the settings, the step and the policies in a `team.yaml`. Raises DataError for an unknown format."""
     try:
         found = parse_yaml(file.read_text("utf-8"))
         if found["format"] != FORMAT:
@@ -99,7 +102,7 @@ def _read(file: Path) -> tuple[dict[str, Any], int, dict[str, dict[str, Any]]]:
 
 
 def _models_in(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return every section that contains a model path relative to the file; the caller changes them in place."""
+    """Return every section that contains a model path relative to the file, so that the caller can change the paths in place."""
     agents = values.get("team", {}).get("agents")
     weights = [agent.get("weights") for agent in agents] if isinstance(agents, list) else []
     sections = [values.get("model"), *weights]
@@ -119,10 +122,10 @@ def write_team(
     bases: Mapping[str, Path],
     unpublished: Collection[str],
 ) -> str | None:
-    """Write `team.yaml` into an export and return None, or write nothing and return why the export is not a whole team.
+    """Write `team.yaml` into an export and return None. If the export is not a whole team, write nothing and return the reason.
 
-    `bases` are the folders of base models that were written with the adapters, and `unpublished` are base models that
-    exist nowhere else.
+    The argument `bases` contains the folders of base models that were written with the adapters. The argument
+    `unpublished` contains the base models that exist nowhere else.
     """
     folder_of = {each.policy: f"./{each.folder}" for each in exported}
     form_of = {each.policy: each.form for each in exported}
@@ -192,13 +195,15 @@ def _adapter(team: Team, name: str, form: str, bases: Mapping[str, Path]) -> dic
 
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of vLLM's `--max-lora-rank`."""
+"""The allowed values of vLLM's option `--max-lora-rank`."""
 
 
 def vllm_commands(folder: Path, port: int = 8000) -> list[str]:
-    """Return the commands with which vLLM serves a team's agents under their names: one for each base model, from `port` on.
+    """Return the commands with which vLLM serves the agents of a team under their names.
 
-    Adapters on the same base model share a server. The team's prompts, turns and rewards need `kapelle serve policy`.
+    There is one command for each base model, with consecutive ports from `port`.
+    Adapters on the same base model are served by the same process. These servers do not provide the team's prompts,
+    turns and rewards, for which `kapelle serve policy` is needed.
     """
     values, _, policies = _read(folder / TEAM_FILE)
     dtype = values["model"]["dtype"]

@@ -1,4 +1,4 @@
-"""Checks of a run's settings in combination, before a model is loaded."""
+"""Checks settings of a run that depend on each other, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKS: tuple[Check, ...] = (
     *devices.CHECKS,
     *outline.CHECKS,
 )
-"""Checks of every run; each line belongs to one section."""
+"""The checks that apply to every run; each line contains the checks of one section."""
 TRAINING_CHECKS: tuple[Check, ...] = (
     *schema.TRAINING_CHECKS,
     *devices.TRAINING_CHECKS,
@@ -35,11 +35,11 @@ TRAINING_CHECKS: tuple[Check, ...] = (
     *environments.TRAINING_CHECKS,
     *workflow.TRAINING_CHECKS,
 )
-"""Further checks of a run that trains, which are made before the checks of its features."""
+"""The additional checks of a run that is trained, which are made before the checks of its features."""
 
 
 def check_run(run: RunToCheck) -> None:
-    """Raise a ConfigError with all faults of a run's settings; this is fast, because no model is loaded."""
+    """Raise one ConfigError with all errors in the settings of a run. The checks are fast, because no model is loaded."""
     faults: list[ConfigError] = []
     further = [*TRAINING_CHECKS, *(plan.check for plan in plans_of(run.config))] if run.training else []
     for check in (*CHECKS, *further):

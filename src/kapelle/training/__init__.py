@@ -1,1 +1,1 @@
-"""The training loop, and the modules that record, save, resume and show a run."""
+"""The training loop, and modules that record, save, resume and display a run."""

@@ -1,7 +1,8 @@
-"""A lower bound of a team's exploitability: the gain of the best response that training finds for one agent.
+"""Estimate a lower bound of a team's exploitability: the gain of the best response that training finds for one agent.
 
-This is for games that are too large to enumerate. One agent's policy continues training while all others are frozen. Its gain on
-held-out games is a lower bound, because a longer search may find more. The bound holds with a confidence level, because games are random.
+The estimate is meant for games that are too large to enumerate. The policy of one agent is trained further while all others
+are frozen. The gain of this agent on held-out games is a lower bound, because longer training may find a better response. The
+bound holds only with a certain confidence, because games are random.
 """
 
 from __future__ import annotations
@@ -32,34 +33,35 @@ LEARNS = (
     "evaluation.every=0",
     "evaluation.greedy=false",
 )
-"""Default settings for training a best response."""
+"""The default settings for the training of a best response."""
 
 DOUBT = 0.05
-"""Probability that NashConv exceeds the bound."""
+"""The probability that the reported lower bound exceeds NashConv."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """One agent's best response."""
+    """The best response that was found for one agent."""
 
     agent: str
     before: float
-    """Mean payoff of the agent with the run's weights."""
+    """The mean payoff of the agent with the weights of the run."""
     after: float
-    """Mean payoff on the same games after the additional training."""
+    """The mean payoff of the agent in the same games after the additional training."""
     interval: tuple[float, float] | None
-    """95 % interval of the gain, `after` minus `before`, over games; Student's t. None for fewer than two games."""
+    """The 95 % interval of the gain (`after` minus `before`) over games, by Student's t. The interval is None for fewer than
+    two games."""
     at_least: float
-    """Lower bound of the gain, at least 0; the bounds of all agents hold together with 95 % confidence."""
+    """A lower bound of the gain, which is at least 0. The bounds of all agents hold together with 95 % confidence."""
     steps: int
     episodes: int
-    """Number of games in its training."""
+    """The number of games that were played in the training of the best response."""
     curve: Sequence[float]
-    """Its mean payoff in each training step."""
+    """The mean payoff of the agent in each training step."""
 
     @property
     def gain(self) -> float:
-        """The gain in these games."""
+        """The mean gain over the evaluated games."""
         return self.after - self.before
 
 
@@ -69,21 +71,24 @@ class Exploited:
 
     run: str
     games: int
-    """Number of games over which each value is the mean."""
+    """The number of games over which each mean is taken."""
     found: Sequence[Found]
 
     @property
     def nash_conv_found(self) -> float:
-        """The sum of the agents' positive gains: NashConv (1711.00832, section 4) of these responses. Biased upwards for small gains."""
+        """The sum of the agents' positive gains, which is NashConv (arXiv:1711.00832, section 4) for the responses found.
+
+        The sum is biased upwards if gains are small.
+        """
         return sum(max(0.0, each.gain) for each in self.found)
 
     @property
     def nash_conv_at_least(self) -> float:
-        """A lower bound of NashConv with 95 % confidence: the sum of the agents' lower bounds."""
+        """A lower bound of NashConv with 95 % confidence, which is the sum of the agents' lower bounds."""
         return sum(each.at_least for each in self.found)
 
     def row(self) -> dict[str, Any]:
-        """Return the numbers as plain JSON."""
+        """Return all values as a dict that can be stored as JSON."""
         return {
             "run": self.run,
             "games": self.games,
@@ -101,10 +106,11 @@ def exploit(
     agents: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Exploited:
-    """Return the gain of each agent (or of `agents`) from being trained alone against the other agents of a run's checkpoint.
+    """Train each agent (or only the given `agents`) alone against the frozen other agents of a run, and return the gains.
 
-    `run` may be `RUN@best` or `RUN@STEP`; it is only read. `settings` such as `optimizer.lr=5e-4` change the training. Raises
-    ConfigError for unknown agents and policies that are not adapters, and EpisodeError if all games of an agent failed.
+    The argument `run` may also be `RUN@best` or `RUN@STEP`; the run directory is only read. Additional `settings` such as
+    `optimizer.lr=5e-4` change the training. Raises ConfigError for unknown agents and for policies that are not adapters, and
+    EpisodeError if all games of an agent failed.
     """
     folder, _ = split_run(run)
     config = config_of_run(folder, (*LEARNS, f"training.steps={steps}", *settings))
@@ -167,7 +173,10 @@ def _respond(
 
 
 def _returns_of(groups: Sequence[Group], agent: str) -> dict[tuple[str, int], float]:
-    """Return an agent's payoff by task and episode number, excluding failed episodes and penalties for invalid moves."""
+    """Return an agent's payoff in each episode, by task and episode number.
+
+    Failed episodes and penalties for invalid moves are excluded.
+    """
     return {
         (group.task.id, number): payoff_of(episode, agent)
         for group in groups

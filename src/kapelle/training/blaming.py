@@ -1,4 +1,7 @@
-"""Blame for a run: its episodes and weights (`kapelle.blame`). `evaluation.blame` measures it, and `runs.blamed` stores it."""
+"""Measure blame for the episodes and weights of a run (`kapelle.blame`).
+
+The module `evaluation.blame` computes the blame, and `runs.blamed` stores it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from kapelle.training.trainer import Trainer
 
 SPLITS = ("eval", "train")
-"""Which episodes: those of an evaluation, or of training tasks."""
+"""The possible sources of episodes: an evaluation, or tasks of the training split."""
 
 
 def blame_team(
@@ -36,9 +39,9 @@ def blame_team(
     split: str,
     seed: int | None,
 ) -> Blame:
-    """Return the blame for the weights of a trainer; without a `run`, nothing is read or written.
+    """Return the blame for the current weights of a trainer. If `run` is None, no files are read or written.
 
-    The global random generators are restored, so that the call does not affect later training.
+    The states of the global random generators are restored afterwards, so that the call does not affect later training.
     """
     check_blame(episodes, samples, split)
     check_repeatable(trainer.config.environment)
@@ -73,7 +76,7 @@ def blame_team(
 
 
 def check_blame(episodes: int, samples: int, split: str) -> None:
-    """Raise ConfigError for numbers below 1 and unknown splits."""
+    """Raise ConfigError if a number is less than 1 or the split is unknown."""
     for name, value in (("episodes", episodes), ("samples", samples)):
         if type(value) is not int or value < 1:
             raise ConfigError(f"`{name}` is {value!r}. Give a whole number of at least 1.")
@@ -82,7 +85,10 @@ def check_blame(episodes: int, samples: int, split: str) -> None:
 
 
 def _groups(trainer: Trainer, run: Path | None, split: str) -> Sequence[Group]:
-    """Return the recorded evaluation of these weights, without additional sets; otherwise roll out one, or training tasks."""
+    """Return the recorded evaluation episodes of the current weights.
+
+    If there are none, or if `split` is `train`, roll out episodes.
+    """
     config, setup = trainer.config, trainer.setup
     if split == "eval" and run is not None:
         # Without a readable recording, the episodes are rolled out again.

@@ -1,6 +1,6 @@
-"""Checks of the results of an algorithm's code: signals, credit, losses and hooks.
+"""Check the results of an algorithm's own code: signals, credit, losses and hooks.
 
-Errors name the algorithm, and for credit the agent and the turn. Other modules rely on these checks.
+Error messages name the algorithm, and for credit also the agent and the turn. Other modules rely on these checks.
 
 Shapes: T completion tokens of one turn.
 """
@@ -25,10 +25,10 @@ R = TypeVar("R")
 
 
 def gather_signals(algorithm: Algorithm, step: Sampled, engine: Learners) -> Signals:
-    """Return the results of the algorithm's signals for a step.
+    """Return the results that the algorithm's signals compute for a step.
 
     Raises:
-        AlgorithmError: a signal raises, or its result is not a mapping of mappings with tensors of the correct shape.
+        AlgorithmError: A signal raises an error, or its result is not a mapping of mappings with tensors of the correct shape.
     """
     rows: dict[str, Any] = {}
     for signal in algorithm.needs:
@@ -65,13 +65,14 @@ def give_credit(
     signals: Signals,
     stop: bool,
 ) -> Mapping[TurnKey, Credit]:
-    """Return the credit of every turn that is trained on. `groups` are the step's groups with all rewards of their turns.
+    """Return the credit of every turn that is trained on. The argument `groups` contains the groups of the step with all rewards.
 
-    With `stop`, advantages and returns must be finite; without it, the engine skips an update that is not finite.
+    If `stop` is true, advantages and returns must be finite. If `stop` is false, the engine skips updates that are not
+    finite.
 
     Raises:
-        AlgorithmError: `give` raises, omits or adds a turn, or returns an invalid type or shape.
-        NumericsError: an advantage or return is not finite.
+        AlgorithmError: The function `give` raises an error, omits or adds a turn, or returns an invalid type or shape.
+        NumericsError: An advantage or return is not finite, and `stop` is true.
     """
     credit: object = _called(algorithm, "`credit`", give, groups, signals, step=step)
     if not isinstance(credit, Mapping):
@@ -130,7 +131,7 @@ def give_credit(
 
 
 def checked_loss(algorithm: str, kind: str, loss: Callable[P, Loss]) -> Callable[P, Loss]:
-    """Return an algorithm's loss (`policy_loss` or `critic_loss`) with checks, which raise AlgorithmError for an invalid result."""
+    """Return a loss function (`policy_loss` or `critic_loss`) with checks that raise AlgorithmError if its result is invalid."""
     who = f"Algorithm '{algorithm}': `{kind}`"
 
     def checked(*given: P.args, **named: P.kwargs) -> Loss:
@@ -159,7 +160,7 @@ def checked_loss(algorithm: str, kind: str, loss: Callable[P, Loss]) -> Callable
 
 
 def after_update(algorithm: Algorithm, step: Sampled, engine: Learners) -> None:
-    """Run the algorithm's hooks in order; raise AlgorithmError if a hook raises an error."""
+    """Run the hooks of the algorithm in order. Raises AlgorithmError if a hook raises an error."""
     for hook in algorithm.after_update:
         _called(algorithm, f"the hook `{type(hook).__name__}`", hook, step.number, step.team, engine)
 
@@ -180,12 +181,12 @@ def _need_floats(
 
 
 def _name(key: TurnKey, turn: Turn) -> str:
-    """Return a description of a turn."""
+    """Return a description of a turn for error messages."""
     return f"agent '{turn.agent}' for turn {key.turn} of episode {key.episode} of group {key.group}"
 
 
 def _described(value: object) -> str:
-    """Return a short description of a value."""
+    """Return a short description of a value for error messages."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)} and type {value.dtype}".replace("torch.", "")
     if value is None or isinstance(value, bool | int | float | TurnKey):
@@ -200,7 +201,7 @@ def _described(value: object) -> str:
 def _called(
     algorithm: Algorithm, who: str, call: Callable[..., R], *given: Any, step: Sampled | None = None
 ) -> R:
-    """Return the result of a part of an algorithm; if it raises an error, raise AlgorithmError with that error and its line."""
+    """Call a function of an algorithm and return its result. Errors of the function are raised as AlgorithmError with their line."""
     try:
         found = call(*given)
     except Exception as error:
@@ -215,7 +216,10 @@ def _called(
 
 
 def _raise_named(who: str, error: Exception, step: Sampled | None = None) -> None:
-    """Raise AlgorithmError with an error of an algorithm's own code and its line; return for errors of kapelle's code."""
+    """Raise AlgorithmError from an error in an algorithm's own code, with its line.
+
+    For errors in kapelle's code, return without raising.
+    """
     where = place_of(error)
     if not where or isinstance(error, MemoryError | torch.OutOfMemoryError | KapelleError):
         return

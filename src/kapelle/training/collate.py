@@ -1,4 +1,4 @@
-"""From episodes to samples: the tokens that each learner is trained on.
+"""Convert episodes to samples, which define the tokens that each learner is trained on.
 
 Shapes: T completion tokens of one turn.
 """
@@ -21,7 +21,10 @@ from kapelle.types import Group, Turn
 def fresh_samples(
     turns: Iterable[Turn], team: Team, most: int, versions: Mapping[str, int] | None = None
 ) -> list[Sample]:
-    """Return up to `most` turns of each policy with their sampling log-probs; with `versions`, only tokens of these weights."""
+    """Return up to `most` turns of each policy with their sampling log-probs.
+
+    With `versions`, only tokens of these weights are used.
+    """
     chosen: dict[str, list[Sample]] = {name: [] for name in team.trained}
     for turn in turns:
         start = 0
@@ -41,7 +44,7 @@ def fresh_samples(
 def policy_samples(
     turns: Sequence[tuple[TurnKey, Turn]], team: Team, credit: Mapping[TurnKey, Credit], signals: Signals
 ) -> dict[TurnKey, Sample]:
-    """Return one sample for each trained turn with credit."""
+    """Return one sample for each trained turn whose credit has a positive weight."""
     samples: dict[TurnKey, Sample] = {}
     weighed = {turn.policy for key, turn in turns if credit[key].weight not in (0.0, 1.0)}
     for key, turn in turns:
@@ -67,7 +70,7 @@ def critic_samples(
     need: CriticSpec,
     readers: Readers | None = None,
 ) -> list[Sample]:
-    """Return one sample per turn with a target for its critic; if there is a value after the turn, it is an additional target."""
+    """Return one sample for each turn with a target for its critic. If there is a value after the turn, it is an additional target."""
     samples: list[Sample] = []
     for key, turn in turns_of(groups, trained_only=not need.everyone):
         given = credit[key]
@@ -90,9 +93,10 @@ def critic_samples(
 
 
 def demonstrated_samples(groups: Sequence[Group], team: Team, observations: float) -> list[Sample]:
-    """Return every trained turn as a target, and with `observations` > 0 also its agent's next observation.
+    """Return samples in which every trained turn is a target. If `observations` > 0, the agent's next observations are also targets.
 
-    An observation is what the next prompt adds to the last completion; each of its tokens has the weight `observations`.
+    An observation consists of the tokens that the agent's next prompt adds after the last completion. Each token of an
+    observation has the weight `observations`.
     """
     turns = turns_of(groups)
     if not observations:

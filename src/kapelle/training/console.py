@@ -1,4 +1,7 @@
-"""The progress of a run in a terminal: the observer that collects it, its values, and the plain view with one line per event."""
+"""Display the progress of a run in a terminal.
+
+This module defines an observer that collects the progress, and a plain view with one line per event.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +27,28 @@ if TYPE_CHECKING:
 Event = Literal["phase", "warmup", "step", "evaluation"]
 
 RETURN = "return/"
-"""Prefix of the metrics of agents' returns."""
+"""The prefix of the metrics that contain the returns of agents."""
 SHOWN = 3
-"""Number of conversations that are shown at once."""
+"""The number of conversations that are displayed at once."""
 RECENT = 30
-"""Number of recent steps from which the remaining time is estimated."""
+"""The number of recent steps from which the remaining time is estimated."""
 REMEMBERED = 1000
-"""Number of recent steps whose success is kept."""
+"""The number of recent steps whose success is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownConversation:
-    """One episode in readable form."""
+    """One episode in the form in which it is displayed."""
 
     question: str
     texts: tuple[tuple[str, str], ...]
-    """(agent, text), in time order."""
+    """The texts of all turns as pairs (agent, text), in time order."""
     score: float | None
-    """The team's success; None if the environment has none or the episode failed."""
+    """The success of the team, or None if the environment has no success or the episode failed."""
     returns: Mapping[str, float] = field(default_factory=dict)
-    """Return of each agent, in games that have no success."""
+    """The return of each agent in games, which have no success."""
     note: str = ""
-    """Note that replaces the verdict for demonstrations and failed episodes."""
+    """A note that is displayed in place of the result, for demonstrations and failed episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +61,21 @@ class Point:
     problems: int
     reward: Mapping[str, float]
     scored: int | None = None
-    """Number of problems over which `success` is the mean."""
+    """The number of problems over which `success` is the mean."""
     failed: int = 0
     reason: str = ""
     verifier: Mapping[str, Any] | None = None
-    """How well a trained verifier judges (`training.held_out.Judgement`)."""
+    """How well a trained verifier judges answers, as a row of `training.held_out.Judgement`."""
     games: bool = False
-    """Whether no task has a question (`Evaluation.games`)."""
+    """Whether the tasks have no questions (`Evaluation.games`)."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Part of a mixture → return of each agent."""
+    """Mapping from each part of a mixture to the returns of the agents."""
     fewer: str = ""
-    """Why fewer problems were evaluated than requested (`Rate.fewer`)."""
+    """The reason why fewer problems were evaluated than requested (`MeanScore.fewer`)."""
 
     @property
     def rate(self) -> MeanScore:
-        """The success together with its number of episodes."""
+        """The success and the number of episodes over which it was computed."""
         scored = 0 if self.success is None else self.problems if self.scored is None else self.scored
         return MeanScore(
             self.success, self.interval, scored, self.problems, self.failed, self.reason, self.fewer
@@ -80,15 +83,15 @@ class Point:
 
     @property
     def is_game(self) -> bool:
-        """Whether agents received rewards but there is no success."""
+        """Whether the agents received rewards but there is no success."""
         return self.success is None and bool(self.reward)
 
     def text(self) -> str:
-        """Return the measured result: the success, or each agent's return in games."""
+        """Return the result as a string: the success, or the return of each agent in games."""
         return returns(self.reward) if self.is_game else share_text(self.success, self.interval)
 
     def counts(self, what: str = "") -> str:
-        """Return the number of episodes in the mean: `scored 500 of 500`, or `played 16 of 16` in games, followed by `what`."""
+        """Return the number of episodes as a string such as `scored 500 of 500`, or `played 16 of 16` in games, followed by `what`."""
         if self.is_game:
             counted = f"played {self.problems - self.failed} of {self.problems}{what}"
             return f"{counted}{missing_text(self.failed, self.fewer)}"
@@ -98,7 +101,7 @@ class Point:
 
 
 def point_of(row: Mapping[str, Any]) -> Point:
-    """Return a row of `evaluations.jsonl` as a point."""
+    """Return the `Point` of a row of `evaluations.jsonl`."""
     interval = row["interval"]
     return Point(
         row["step"],
@@ -117,7 +120,7 @@ def point_of(row: Mapping[str, Any]) -> Point:
 
 
 def judged(verifier: Mapping[str, Any]) -> str:
-    """Return how well a verifier separates answers to one question: `AUC 0.812 [0.785, 0.839]`."""
+    """Return how well a verifier separates answers to one question, as a string such as `AUC 0.812 [0.785, 0.839]`."""
     if verifier["interval_within"] is None:
         return "no AUC, because too few questions had both correct and incorrect answers"
     low, high = verifier["interval_within"]
@@ -126,41 +129,46 @@ def judged(verifier: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgressLine:
-    """Everything that a view can show; it is replaced as a whole, so that another thread reads a consistent state."""
+    """All values that a view can display.
+
+    The object is replaced as a whole at every change, so that another thread reads a consistent state.
+    """
 
     event: Event = "phase"
-    """The last event."""
+    """The kind of the last event."""
     phase: str = "start"
     detail: str = ""
     step: int = 0
     steps: int = 0
-    """Steps of the current phase; 0 for a phase without steps."""
+    """The number of steps of the current phase, or 0 for a phase without steps."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the last step of warm-up or training."""
+    """The metrics of the last step of the warm-up or of training."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Mean return of each agent over the last step's episodes in which it acted: the metrics `return/<agent>`."""
+    """The mean return of each agent over those episodes of the last step in which the agent acted (the metrics
+    `return/<agent>`)."""
     learning: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the loss in the last step, by the names in `LEARNING`."""
+    """The metrics of the loss in the last step, by the names in `LEARNING`."""
     idle: str = ""
-    """Why the last step had no learning signal; empty if it had one."""
+    """The reason why the last step had no learning signal. The string is empty if there was a learning signal."""
     history: tuple[float, ...] = ()
-    """The team's success or mean return in the last `REMEMBERED` steps that had one."""
+    """The success or the mean return of the team in the last `REMEMBERED` steps with such a value."""
     points: tuple[Point, ...] = ()
     conversations: tuple[ShownConversation, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Time spent by phase, without the current one."""
+    """The seconds spent in each phase, excluding the current phase."""
     left: float | None = None
-    """Estimated remaining seconds of the phase; None before its second step and after its last."""
+    """The estimated remaining time of the phase in seconds. The estimate is None before the second step and after the last
+    step of the phase."""
 
 
 def clock_text(seconds: float) -> str:
-    """Return a time as `0:07`, `12:05` or `3:00:00`."""
+    """Return a time as a string such as `0:07`, `12:05` or `3:00:00`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 class Watch:
-    """An `Observer` that collects the progress and passes it to a view at every change."""
+    """An `Observer` that collects the progress of a run and passes it to a view at every change."""
 
     def __init__(
         self,
@@ -169,21 +177,21 @@ class Watch:
         *,
         constant_sum: bool = False,
     ) -> None:
-        """`constant_sum`: whether the game has a constant sum, so that the mean return over agents has no meaning."""
+        """Set the view. If `constant_sum` is true, the mean return over agents has no meaning and is not displayed."""
         self.now = ProgressLine()
         self.notes: list[tuple[str, str]] = []
-        """Notes on `data` (such as omitted rows), `engine` and `cache`, as (name, text)."""
+        """Notes about the run as pairs (name, text), for example the name `data` with a note about omitted rows."""
         self.changes: list[str] = []
-        """Changes of a resumed run."""
+        """Descriptions of what has changed since a resumed run was stopped."""
         self._constant_sum = constant_sum
         self._view = view
         self._clock = clock
         self._since = clock()
         self._ended: deque[float] = deque(maxlen=RECENT)
-        """Times at which the last steps of this phase ended."""
+        """The times at which the last steps of the current phase ended."""
 
     def phase(self, name: str, detail: str) -> None:
-        """Record that a new phase of the run begins."""
+        """Record that a new phase of the run has begun."""
         if name in ("cache", "data", "engine", "learning"):
             self.notes.append((name, detail))
         if name == "resume":
@@ -203,12 +211,12 @@ class Watch:
         self._show(replace(before, event="phase", phase=name, detail=detail, seconds=seconds))
 
     def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """Record a step of the warm-up."""
+        """Record that a step of the warm-up is finished."""
         left = self._left(steps - step)
         self._show(replace(self.now, event="warmup", step=step, steps=steps, metrics=metrics, left=left))
 
     def step(self, step: Step, steps: int) -> None:
-        """Record a training step."""
+        """Record that a training step is finished."""
         rewards = {
             name.removeprefix(RETURN): value
             for name, value in step.metrics.items()
@@ -238,13 +246,13 @@ class Watch:
         )
 
     def _left(self, steps: int) -> float | None:
-        """Return the estimated seconds of the remaining steps, from the time of recent steps and their evaluations."""
+        """Return the estimated time in seconds of the remaining steps, based on recent steps and their evaluations."""
         self._ended.append(self._clock())
         taken = len(self._ended) - 1
         return (self._ended[-1] - self._ended[0]) / taken * steps if taken and steps > 0 else None
 
     def evaluation(self, step: int, result: Evaluation) -> None:
-        """Record an evaluation after `step` steps."""
+        """Record the result of an evaluation after `step` steps."""
         point = point_of({"step": step, **result.row()})
         shown = self.now.conversations or choose(result.groups, 0)
         self._show(
@@ -252,7 +260,7 @@ class Watch:
         )
 
     def seconds(self) -> dict[str, float]:
-        """Return the time spent in each phase, including the current one so far."""
+        """Return the seconds spent in each phase, including the current phase up to now."""
         spent = dict(self.now.seconds)
         spent[self.now.phase] = spent.get(self.now.phase, 0.0) + self._clock() - self._since
         return spent
@@ -263,14 +271,14 @@ class Watch:
 
 
 def choose(groups: Sequence[Group], number: int) -> tuple[ShownConversation, ...]:
-    """Return some conversations of a step; a different `number` selects different ones."""
+    """Return a few conversations of a step. Different values of `number` select different conversations."""
     places = dict.fromkeys((number + k * len(groups) // SHOWN) % len(groups) for k in range(SHOWN) if groups)
     chosen = [groups[place].episodes for place in places]
     return tuple(conversation(episodes[number % len(episodes)]) for episodes in chosen if episodes)
 
 
 def conversation(episode: Episode) -> ShownConversation:
-    """Return an episode's question, texts and result."""
+    """Return the question, the texts and the result of an episode."""
     texts = tuple((turn.agent, turn.text) for turn in episode.turns)
     if episode.error is not None:
         return ShownConversation(episode.task.question, texts, None, note="failed")
@@ -283,7 +291,7 @@ def conversation(episode: Episode) -> ShownConversation:
 
 
 def demonstrated(shown: ShownConversation) -> ShownConversation:
-    """Return a conversation marked as a demonstration, without the script's result."""
+    """Return the conversation marked as a demonstration, without the result of the scripted expert."""
     return replace(shown, score=None, returns={}, note="to be learned")
 
 
@@ -295,11 +303,11 @@ LEARNING = {
     "verifier_accuracy": "verifier correct",
     "verifier_auc": "verifier AUC",
 }
-"""Metrics of a loss → their names in the terminal."""
+"""Mapping from metrics of a loss to the names that are displayed in the terminal."""
 
 
 def learning(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics of the loss by their terminal names, followed by the policy if there are several."""
+    """Return the metrics of the loss by their displayed names. If there are several policies, the name contains the policy."""
     found: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         kind, _, policy = name.partition("/")
@@ -315,11 +323,11 @@ def learning(metrics: Mapping[str, float]) -> dict[str, float]:
 # -------- The plain view of a run: one line per event, readable in a log file
 
 WARMUP_LINES = 10
-"""Number of lines that a warm-up prints."""
+"""The number of lines that are printed during a warm-up."""
 
 
 class Lines:
-    """Prints every change in a run's progress as a line that begins with the seconds since the start."""
+    """A view that prints every change in the progress of a run as a line, which begins with the seconds since the start."""
 
     def __init__(
         self,
@@ -329,7 +337,10 @@ class Lines:
         before: Sequence[str] = (),
         run_dir: Path | None = None,
     ) -> None:
-        """Print the lines `before` first, and the path of `run_dir` as soon as it exists."""
+        """Set the stream.
+
+        The lines `before` are printed first, and the path of `run_dir` is printed as soon as the run directory exists.
+        """
         self._stream = stream
         self._clock = clock
         self._start = clock()
@@ -337,7 +348,7 @@ class Lines:
         self._run_dir = run_dir
 
     def __call__(self, progress: ProgressLine) -> None:
-        """Print a line about the last event, if it has one."""
+        """Print a line about the last event, unless nothing is to be reported."""
         while self._before:
             say(self._before.pop(0), self._stream)
         if self._run_dir is not None and is_run(self._run_dir):
@@ -349,7 +360,7 @@ class Lines:
 
 
 class Logged:
-    """An observer that passes everything on to another observer, and writes the lines of the plain view to a log."""
+    """An observer that forwards all events to another observer and writes the lines of the plain view to a log."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -358,7 +369,7 @@ class Logged:
         self._watch = Watch(self._note)
 
     def open(self, write: Callable[[str], None]) -> None:
-        """Write all lines to a log, including the earlier ones."""
+        """Write all lines to a log, including the lines that were collected before this call."""
         for line in self._early:
             write(line)
         self._write = write
@@ -368,22 +379,22 @@ class Logged:
             self._write(text)
 
     def phase(self, name: str, detail: str) -> None:
-        """Pass on that a new phase begins."""
+        """Forward the start of a new phase to the other observer and the log."""
         self._observer.phase(name, detail)
         self._watch.phase(name, detail)
 
     def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """Pass on a step of the warm-up."""
+        """Forward a step of the warm-up to the other observer and the log."""
         self._observer.warmup(step, steps, metrics)
         self._watch.warmup(step, steps, metrics)
 
     def step(self, step: Step, steps: int) -> None:
-        """Pass on a step of training."""
+        """Forward a training step to the other observer and the log."""
         self._observer.step(step, steps)
         self._watch.step(step, steps)
 
     def evaluation(self, step: int, result: Evaluation) -> None:
-        """Pass on an evaluation."""
+        """Forward an evaluation to the other observer and the log."""
         self._observer.evaluation(step, result)
         self._watch.evaluation(step, result)
 
@@ -426,7 +437,7 @@ def _left(progress: ProgressLine) -> str:
 
 
 def _counts(metrics: Mapping[str, float], *, idle: bool = False) -> list[str]:
-    """Return notes on episodes that failed or were not scored, which the step's metrics exclude."""
+    """Return notes about a step: failed and unscored episodes, missing variance, and undone updates."""
     samples, failed = metrics.get("samples", 0.0), metrics.get("failed_episodes", 0.0)
     notes = [f"{round(failed * samples)} of {samples:.0f} episodes failed"] if failed else []
     if "success" in metrics and metrics.get("scored", samples) < samples:
@@ -445,7 +456,7 @@ def _counts(metrics: Mapping[str, float], *, idle: bool = False) -> list[str]:
 
 
 def one_line(shown: ShownConversation, width: int = 100) -> str:
-    """Return a conversation on one line: question → messages → verdict."""
+    """Return a conversation as one line with the question, the messages and the result, separated by arrows."""
     each = max(12, width // (1 + len(shown.texts)))
     words = [f"{agent}: {printable(text, each) or '(nothing)'}" for agent, text in shown.texts]
     pieces = [printable(shown.question, each), *words]
@@ -453,7 +464,7 @@ def one_line(shown: ShownConversation, width: int = 100) -> str:
 
 
 def verdict(shown: ShownConversation) -> str:
-    """Return the result of a conversation: `correct`, `incorrect` or a score in between, or the agents' returns in games."""
+    """Return the result of a conversation as a string, such as `correct`, `incorrect` or a score, or the agents' returns in games."""
     if shown.note:
         return shown.note
     if shown.score is None:
@@ -462,5 +473,5 @@ def verdict(shown: ShownConversation) -> str:
 
 
 def returns(values: Mapping[str, float]) -> str:
-    """Return the agents' returns: `first 0.125, second -0.125`."""
+    """Return the agents' returns as a string such as `first 0.125, second -0.125`."""
     return ", ".join(f"{agent} {value:.3f}" for agent, value in values.items())

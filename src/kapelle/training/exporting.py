@@ -1,10 +1,10 @@
-"""Export a run's trained policies for other programs: as adapters, merged models or models for llama.cpp's converter.
+"""Export the trained policies of a run for other programs, as adapters, as merged models or as models for llama.cpp's converter.
 
     peft         each policy's adapter for PEFT; a base that only this run has is written to `base`
     hf           each policy as a model for `transformers`, with its adapter merged into its base
     gguf-ready   the same, checked for the requirements of `convert_hf_to_gguf.py`
 
-Merging computes W + (alpha / rank) · B A in float32 and rounds once, to the type of the base.
+Merging computes W + (alpha / rank) · B A in float32 and rounds the result once to the type of the base.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from kapelle.training.served import checkpoint_of, warmed
 # a tokeniser that was made for a tiny model.
 
 SMALLEST = 30_000
-"""A vocabulary size below that of every byte-level BPE on the converter's list."""
+"""The minimum vocabulary size. Every byte-level BPE tokeniser on the converter's list has a larger vocabulary."""
 UNKNOWN = frozenset({"GPTNeoForCausalLM", "HeliumForCausalLM", "OPTForCausalLM"})
-"""Architectures that the converter does not support; docs/export.md names its version."""
+"""Architectures that the converter does not support. The version of the converter is given in docs/export.md."""
 _INSTEAD = "Export with `--format hf`, or train on a pretrained model"
 
 
 def check_convertible(model: str | Path) -> None:
-    """Raise ModelError if the converter does not support a base or a written folder; names on a hub are not checked."""
+    """Raise ModelError if llama.cpp's converter does not support a base model or an exported folder. Hub names are not checked."""
     if str(model) == "embedded":
         raise ModelError(
             f"llama.cpp's converter does not support the base 'embedded': it only supports published tokenisers. {_INSTEAD}."
@@ -104,10 +104,11 @@ def export(
     agents: Sequence[str] = (),
     licence: str | None = None,
 ) -> list[Exported]:
-    """Write the trained policies of a run's checkpoint (or of some `agents`) into a new folder, with a model card and `team.yaml`.
+    """Write the trained policies of a run's checkpoint into a new folder, with a model card and `team.yaml`.
 
-    `licence` is the licence on the card, by default that of the base.
-    Raises ConfigError for an agent without trained weights or a base without exact merging, and CheckpointError without a checkpoint.
+    If `agents` are given, only their policies are exported. The argument `licence` is the licence on the model card; the
+    default is the licence of the base model. Raises ConfigError if an agent has no trained weights or the base cannot be
+    merged exactly, and CheckpointError if there is no checkpoint.
     """
     config = without_features(config_of_run(run)).model_copy(update={"start_from": {}})
     absent: list[str] = []
@@ -184,7 +185,7 @@ def export(
 
 
 def _base_folders(out: Path, chosen: Sequence[Policy], unpublished: Collection[str]) -> dict[str, Path]:
-    """Return the folder of each base that exists only in this run, by the base's name: `base`, or numbered if there are several."""
+    """Return the folder of each base that exists only in this run. The folder is called `base`, or is numbered if there are several."""
     needed = sorted({policy.base for policy in chosen if policy.lora is not None} & set(unpublished))
     taken = {policy_folder(out, policy.name).name for policy in chosen} if len(chosen) > 1 else set()
     plain = "base" if len(needed) == 1 and "base" not in taken else None
@@ -192,7 +193,7 @@ def _base_folders(out: Path, chosen: Sequence[Policy], unpublished: Collection[s
 
 
 def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:
-    """Return a base's weights with an adapter merged into them, by name, in the base's type; raise ModelError if they do not match."""
+    """Return the weights of a base model with an adapter merged into them. Raises ModelError if adapter and base do not match."""
     own, layers = model.base_parameters(), layers_of(model.model)
     if base_of(adapter) not in (None, hash_of_base(model)):
         raise ModelError(
@@ -230,6 +231,6 @@ def merged(model: LanguageModel, adapter: Path) -> dict[str, Tensor]:
 
 
 def total(folder: Path) -> list[tuple[str, int]]:
-    """Return every file of a folder with its bytes."""
+    """Return every regular file of a folder with its size in bytes."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files]

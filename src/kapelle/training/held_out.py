@@ -1,4 +1,4 @@
-"""Evaluation on held-out tasks: of a run's team, or of the verifier that it trains."""
+"""Evaluate the team of a run, or the verifier that the run trains, on held-out tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from kapelle.types import Group, Task
 # A verifier that rewards a team is also measured on the team's answers at every evaluation, because training changes them.
 
 BINS = 10
-"""Equal parts of [0, 1] in which predicted probabilities are compared with the share of correct answers."""
+"""The number of equal bins of [0, 1] in which predicted probabilities are compared with the share of correct answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,46 +49,51 @@ class Judgement:
     questions: int
     answers: int
     right: float
-    """Share of correct answers."""
+    """The share of correct answers."""
     auc: float | None
-    """Probability that a correct answer scores above an incorrect one, over all answers; None if all are correct or all incorrect."""
+    """The probability that a correct answer scores higher than an incorrect answer, over all answers. The AUC is None if all
+    answers are correct or all are incorrect."""
     interval: tuple[float, float] | None
-    """95 % interval of `auc`, over questions (`functional.statistics.area_interval`)."""
+    """The 95 % interval of `auc`, with questions as clusters (`functional.statistics.area_interval`)."""
     both: int
-    """Number of questions with both correct and incorrect answers."""
+    """The number of questions with both correct and incorrect answers."""
     auc_within: float | None
-    """Mean of the AUC among a question's answers over these questions; None if there are none."""
+    """The AUC among the answers to one question, averaged over questions with both correct and incorrect answers. The AUC is
+    None if there are no such questions."""
     interval_within: tuple[float, float] | None
-    """95 % interval of `auc_within`, Student's t over questions; None for fewer than two."""
+    """The 95 % interval of `auc_within` over questions, by Student's t. The interval is None for fewer than two questions."""
     brier: float | None
-    """Mean squared difference between the predicted probability and 1 or 0."""
+    """The Brier score: the mean squared difference between the predicted probability and the label, which is 1 or 0."""
     calibration_error: float | None
-    """Mean difference between mean prediction and share of correct answers, over ten bins weighted by their number of answers."""
+    """The mean absolute difference between the mean prediction and the share of correct answers over ten bins, weighted by
+    the number of answers in each bin."""
     bins: tuple[tuple[float, float, int], ...]
-    """(mean prediction, share of correct answers, number of answers) of every bin with answers."""
+    """A tuple (mean prediction, share of correct answers, number of answers) for every bin with answers."""
     answered: Mapping[str, Any] | None = None
-    """The same values, without `bins`, for the answers in which the environment finds a final answer. A verifier that only recognises
-    texts without a final answer is at chance level there. None if all have one, or if the environment does not extract answers."""
+    """The same values, without `bins`, over the answers in which the environment finds a final answer. On these answers, a
+    verifier that only recognises texts without a final answer is at chance level. The field is None if all answers have a
+    final answer or the environment does not extract answers."""
     calibrated: Mapping[str, Any] | None = None
-    """The `calibration` fitted on half of the questions (`fitted` answers), and `calibration_error` and `brier` of the other half
-    (`answers`) with it and `before` it; None without a calibration."""
+    """The result of a calibration: the `calibration` that was fitted on half of the questions (`fitted` is the number of
+    answers), and `calibration_error` and `brier` on the other half (`answers` is the number of answers), after and `before`
+    the calibration. The field is None if there is no calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One answer: its question, its predicted probability of being correct, and whether it is."""
+    """An answer with its question, the predicted probability that the answer is correct, and whether the answer is correct."""
 
     question: str
     probability: float
     right: bool
     answered: bool = True
-    """Whether the environment finds a final answer in the text."""
+    """Whether the environment finds a final answer in the text of the answer."""
     score: float = 0.0
-    """The verifier's logit."""
+    """The logit of the verifier for the answer."""
 
 
 def judgement_of(judged: Sequence[Judged], calibration: Kind = "none") -> Judgement:
-    """Return how well these answers were judged; a `calibration` is fitted on half of the questions and measured on the other half."""
+    """Return how well the answers were judged. A `calibration` is fitted on half of the questions and measured on the other half."""
     answered = [each for each in judged if each.answered]
     found = _judgement(judged)
     if len(answered) < len(judged):
@@ -159,7 +164,7 @@ def held_out_tasks(
     count: int,
     fits: Callable[[Task], bool] | None = None,
 ) -> list[Task]:
-    """Return up to `count` test tasks with different questions that do not occur in the first `steps` steps."""
+    """Return up to `count` test tasks with distinct questions that do not occur in the first `steps` training steps."""
     draws = draws_of(environment, config, fits)
     trained = {task.question for step in range(1, steps + 1) for task in draws.of(step, 0)}
     size = environment.size("test")
@@ -178,7 +183,7 @@ def judged_answers(
     given: Mapping[TurnKey, float],
     probability: Callable[[float], float] = float,
 ) -> list[Judged]:
-    """Return every graded answer of these groups with its `given` logit and the `probability` of that logit."""
+    """Return every graded answer of the groups with its logit in `given` and the probability that corresponds to the logit."""
     reader = environment if offers(environment, Answerable) and has_comparable_answers(environment) else None
     found: list[Judged] = []
     for key, turn in turns_of(groups, trained_only=False):
@@ -199,9 +204,9 @@ def judge_held_out(
     problems: int,
     calibration: Kind = "none",
 ) -> Evaluation:
-    """Let the team answer held-out questions `samples` times each, and evaluate the verifier on its answers.
+    """Sample `samples` answers of the team to each held-out question, and evaluate the verifier on these answers.
 
-    Questions of the first `steps` steps are excluded.
+    Questions that occur in the first `steps` training steps are excluded.
     """
     fits = short_enough(config, setup.team, setup.engine.renderer)
     tasks = held_out_tasks(config, setup.environment, steps, problems, fits)
@@ -224,23 +229,23 @@ def judge_held_out(
 
 
 class HeldOut:
-    """Evaluates a team on held-out tasks or, if the run trains a verifier, the verifier on them."""
+    """Evaluate the team of a run on held-out tasks or, if the run trains a verifier, evaluate the verifier."""
 
     def __init__(self, config: RunConfig, algorithm: Algorithm, pieces: Pieces) -> None:
         self._config, self._algorithm, self._pieces = config, algorithm, pieces
         self._judged: tuple[int, int, Evaluation] | None = None
-        """Step, number of problems and result of the last evaluation of the trained verifier."""
+        """The step, the number of problems and the result of the last evaluation of the trained verifier."""
         self._paid: tuple[int, Mapping[str, Any]] | None = None
-        """The step of the last evaluation of the team, and how well its rewarding verifier judged it."""
+        """The step of the last evaluation of the team, and how well the verifier that rewards the team judged its answers."""
 
     def known(self, done: int, problems: int) -> Evaluation | None:
-        """Return the verifier's evaluation after `done` steps if there is one."""
+        """Return the evaluation of the verifier after `done` steps, or None if there is none."""
         return self._judged[2] if self._judged is not None and self._judged[:2] == (done, problems) else None
 
     def judgement(self, done: int) -> Mapping[str, Any] | None:
-        """Return the judgement of the verifier's current weights, which is saved with them.
+        """Return the judgement of the current verifier weights, which is saved together with the weights.
 
-        A verifier that is refreshed while it rewards keeps its calibration.
+        If the verifier is trained further while it rewards the team, it keeps its calibration.
         """
         payer = self._algorithm.need(VerifierScores)
         if payer is not None and payer.refresh is not None:
@@ -249,7 +254,10 @@ class HeldOut:
         return self._judged[2].verifier if self._judged is not None and self._judged[0] == done else None
 
     def measure(self, done: int, problems: int, greedy: bool | None) -> Evaluation:
-        """Evaluate the weights after `done` steps; an interrupted evaluation restores the random generators."""
+        """Evaluate the weights after `done` steps.
+
+        If the evaluation is interrupted, the states of the random generators are restored.
+        """
         drawn = capture_random()
         try:
             if self._algorithm.judges:

@@ -1,6 +1,6 @@
-"""The one loop: rollout → credit → collate → update → publish.
+"""The training loop. Each step collects episodes, computes credit, collates samples, updates the weights and publishes them.
 
-`Loop.step` contains all of training; `trainer.py` records, saves and shows the steps.
+`Loop.step` contains a complete training step. The module `trainer.py` records, saves and displays the steps.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ Phase = Literal["before_rollouts", "after_rollouts", "before_update", "after_upd
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The result of an update, in addition to its metrics."""
+    """The result of an update other than its metrics."""
 
     updated: bool
-    """Whether the step had a learning signal."""
+    """Whether any sample was trained on in the step."""
     traces: tuple[Trace, ...] = ()
     distributions: Mapping[str, Histogram] = field(default_factory=dict)
-    """Distributions of advantages and of the traced tokens."""
+    """The distributions of advantages and of the values of traced tokens."""
 
 
 class Loop:
-    """Collects episodes, gives credit, updates and publishes weights, one step at a time."""
+    """The training loop, which takes one step at a time: collect episodes, compute credit, and update and publish weights."""
 
     def __init__(
         self,
@@ -79,9 +79,10 @@ class Loop:
         learners: Learners | None = None,
         features: Mapping[str, Feature] | None = None,
     ) -> None:
-        """Set the rollout setup, the train engine, and the object that collects episodes.
+        """Create the loop from the rollout setup, the train engine, and the object that collects episodes.
 
-        `learners` answers signals and hooks; None means the engine. `features` are keyed by the path of their section.
+        The object `learners` computes scores for signals and hooks; the default is the train engine. `features` maps the path
+        of a settings section to the feature.
         """
         self.features: Mapping[str, Feature] = features or {}
         self.rollouts = rollouts
@@ -91,7 +92,7 @@ class Loop:
         self.setup = setup
         self.engine = engine
         self._token_texts: dict[str, dict[int, str]] = {}
-        """Text of each token, by policy and id."""
+        """The text of each token, by policy and token id."""
         self.memory = algorithm.memory(setup.team, config.seed) if algorithm.memory else None
         for signal in algorithm.needs:
             if isinstance(signal, Loads):
@@ -99,7 +100,7 @@ class Loop:
         self._judged = algorithm.data.scores or any(
             section.rewards_turns for section in sections_of(config).values()
         )
-        """Whether turns have rewards in addition to the environment's."""
+        """Whether turns have rewards in addition to those of the environment."""
         critic, update = algorithm.critic, algorithm.update
         self._objective = Objective(
             checked_loss(algorithm.name, "policy_loss", algorithm.policy_loss),
@@ -112,7 +113,10 @@ class Loop:
         )
 
     def step(self, number: int) -> Step:
-        """Take step `number` (from 1) and return its record; it depends only on the loop's state and the seed."""
+        """Take the step with the given number (starting from 1) and return its report.
+
+        The step depends only on the state of the loop and the seed.
+        """
         clock = Timeline()
         step = StepInProgress(number, replace(self.setup, timeline=clock), self.rollouts.tasks)
 
@@ -144,7 +148,7 @@ class Loop:
             getattr(feature, phase)(step)
 
     def _collect(self, step: StepInProgress) -> None:
-        """Collect the step's episodes, and add their metrics."""
+        """Collect the episodes of the step, and add their metrics."""
         algorithm = self.algorithm
         step.groups = self.rollouts.collect(step)
         halt_on_failures(step.groups, self._config.training.max_failed_share)
@@ -152,7 +156,7 @@ class Loop:
         step.metrics = (metrics if algorithm.collects_episodes else demonstrated(metrics)) | step.metrics
 
     def _score(self, step: StepInProgress) -> tuple[Sampled, Signals]:
-        """Return the batch and the signals of its turns: values, reference log-probs and scores."""
+        """Return the batch and the signals of its turns, such as values, reference log-probs and scores."""
         algorithm = self.algorithm
         groups = [*step.groups, *step.earlier]
         if algorithm.returns is not None and not self._judged:
@@ -164,7 +168,7 @@ class Loop:
         return sampled, signals
 
     def greedily(self, step: StepInProgress, groups: Sequence[Group]) -> Sequence[Group]:
-        """Collect one episode of each task with greedy sampling, rewarded like the step's episodes."""
+        """Collect one episode per task with greedy decoding. These episodes are rewarded like the other episodes of the step."""
         seed = derive_seed(self._config.seed, "greedy", step.number)
         greedy: Sequence[Group] = shared_rollout(
             greedy_setup(step.setup), [group.task for group in groups], 1, seed
@@ -174,7 +178,7 @@ class Loop:
         return greedy
 
     def _learn(self, step: StepInProgress, sampled: Sampled, signals: Signals) -> Learned:
-        """Give credit to a step's turns, update policies and critics, and add metrics."""
+        """Compute the credit of the turns of a step, update policies and critics, and add metrics."""
         config, algorithm, engine, team = self._config, self.algorithm, self.engine, self.setup.team
         order, metrics, number = algorithm.update.order, step.metrics, step.number
         self.setup.engine.release_caches()
@@ -224,7 +228,7 @@ class Loop:
         return Learned(updated=bool(policies or critics), traces=found, distributions=spread)
 
     def _objective_at(self, number: int) -> Objective:
-        """Return the objective that the update of a step minimises."""
+        """Return the objective that the update of step `number` minimises."""
         algorithm, annealed = self.algorithm, self.algorithm.annealed
         if annealed is None:
             return self._objective
@@ -236,7 +240,7 @@ class Loop:
         return replace(self._objective, policy_loss=checked_loss(algorithm.name, "annealed", loss))
 
     def _settle(self, step: StepInProgress) -> None:
-        """Wait for episodes that are collected during the update, and drop samples of a policy that restarted."""
+        """Wait for episodes that are collected during the update. If a policy restarted, drop the samples collected so far."""
         self.rollouts.settle(step)
         if step.restarted:
             self.rollouts.forget()
@@ -244,7 +248,7 @@ class Loop:
                 feature.forget()
 
     def publish(self) -> None:
-        """Load weights that changed since the last call into all samplers."""
+        """Load all weights that have changed since the last call into all samplers."""
         if not self.rollouts.players:
             return
         for policy, published in self.engine.publish().items():
@@ -252,7 +256,7 @@ class Loop:
                 player.load(policy, published.weights, published.version)
 
     def _finished(self, step: StepInProgress, learned: Learned, clock: Timeline) -> Step:
-        """Return the step's record."""
+        """Return the report of a finished step."""
         setup, groups, metrics = step.setup, step.groups, step.metrics
         # Environment costs of other sampling processes are not collected.
         here = len(self.rollouts.players) <= 1 and not isinstance(setup.engine, CollectsGroups)
@@ -272,7 +276,7 @@ class Loop:
         return Step(step.number, tuple(groups), metrics, learned.traces, idle, spread)
 
     def state(self) -> dict[str, object]:
-        """Return the memory of credit, collected episodes and the features' states, for a checkpoint."""
+        """Return the state of the credit memory, the collected episodes and the states of the features, for a checkpoint."""
         return {
             "memory": self.memory.state() if self.memory is not None else {},
             "ahead": self.rollouts.state(),
@@ -280,7 +284,7 @@ class Loop:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `state` returned."""
+        """Restore the state that a call of `state` returned."""
         self.rollouts.load_state(state["ahead"])
         if self.memory is not None:
             self.memory.load_state(state["memory"])
@@ -291,6 +295,6 @@ class Loop:
 def update_in_order(
     engine: TrainEngine, objective: Objective, order: Order, chosen: Sequence[str], samples: UpdateSamples
 ) -> dict[str, float]:
-    """Take the optimiser steps of all critics and of the `chosen` policies, in their order; return metrics."""
+    """Update all critics and the `chosen` policies in the given order, and return the metrics."""
     mover = Mover(lambda some: engine.update(some, objective), engine.score)
     return order.move(mover, chosen, samples)

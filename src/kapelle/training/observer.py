@@ -1,4 +1,4 @@
-"""How a run reports its progress, for example to a terminal panel, plain lines or a test."""
+"""The interface through which a run reports its progress, for example to a terminal panel, to a plain view or to a test."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ if TYPE_CHECKING:
 
 
 REMARKS = ("cache", "environment", "files", "learning", "metrics", "program", "rewards", "tracker", "weights")
-"""Phases that are only remarks and do not end the current phase."""
+"""The names of phases that are only remarks and do not end the current phase."""
 
 
 class Observer(Protocol):
-    """Observes a run, for example as a terminal panel, plain lines or a test."""
+    """An object that receives the progress of a run, for example to display it in a terminal."""
 
     def phase(self, name: str, detail: str) -> None:
-        """A new phase of the run has begun."""
+        """Receive the start of a new phase of the run."""
         ...
 
     def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """A step of the warm-up is finished."""
+        """Receive a finished step of the warm-up."""
         ...
 
     def step(self, step: Step, steps: int) -> None:
-        """A step of training is finished."""
+        """Receive a finished training step."""
         ...
 
     def evaluation(self, step: int, result: Evaluation) -> None:
-        """An evaluation after `step` steps is finished."""
+        """Receive the result of an evaluation after `step` steps."""
         ...
 
 
@@ -38,13 +38,13 @@ class Silent:
     """An observer without output."""
 
     def phase(self, name: str, detail: str) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def warmup(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def step(self, step: Step, steps: int) -> None:
-        """Ignore it."""
+        """Ignore the event."""
 
     def evaluation(self, step: int, result: Evaluation) -> None:
-        """Ignore it."""
+        """Ignore the event."""

@@ -1,10 +1,10 @@
-"""Steps and checkpoints of a run. A step counts completely or not at all.
+"""Take the steps of a run and save checkpoints. An unfinished step does not count.
 
-A stop request waits for the end of the step. After an unfinished step (an error, a second Ctrl-C) the run continues from its newest
-checkpoint, as after a crash.
+A stop request takes effect at the end of the current step. If a step did not finish (because of an error or a second Ctrl-C),
+the run continues from its newest checkpoint, as after a crash.
 
-If there are several ranks, each writes its share of a checkpoint, and the first rank lists and prunes checkpoints. All ranks load the
-same checkpoint from a folder that all can read.
+If there are several ranks, each rank writes its share of a checkpoint, and the first rank lists and prunes checkpoints. All
+ranks load the same checkpoint from a shared folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kapelle.training.step_report import Step
 
 
 class Saving:
-    """Writes at most one checkpoint in the background; all ranks are notified together when it ends."""
+    """Write at most one checkpoint at a time in the background. All ranks learn at the same time that a save is finished."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -49,14 +49,14 @@ class Saving:
         self._pending: tuple[int, Future[Path]] | None = None
 
     def begin(self, step: int, save: Callable[[Peers], Path]) -> None:
-        """Begin to save `step` in a thread; no other save may be running."""
+        """Begin to save the checkpoint of `step` in a thread. No other save may be running."""
         assert self._pending is None, "one checkpoint is written at a time"
         self._pending = step, self._threads.submit(save, self._ranks.store_barrier())
 
     def settled(self, *, wait: bool) -> int | None:
-        """Return the step of a save that has ended in all ranks since the last call; None if there is none.
+        """Return the step of the save that has finished in all ranks since the last call, or None if there is none.
 
-        `wait` waits for the end. If the save failed in one rank, every rank raises that error.
+        If `wait` is true, wait until the save has finished. If the save failed in one rank, every rank raises the error.
         """
         if self._pending is None:
             return None
@@ -80,7 +80,10 @@ class Saving:
         return step
 
     def end(self, *, drop: bool = False) -> None:
-        """Wait for the save and raise its error; or with `drop`, abandon it, so that its incomplete folder stays hidden."""
+        """Wait for the running save, and raise its error if it failed.
+
+        With `drop`, abandon the save, so that its incomplete folder stays hidden.
+        """
         (_, future), self._pending = self._pending or (0, None), None
         self._threads.shutdown(wait=False)
         if future is not None and not drop:
@@ -94,7 +97,7 @@ def _wait(future: Future[Path]) -> None:
 
 
 class Progress:
-    """Takes the steps of a run, saves checkpoints, and restores them."""
+    """Take the steps of a run, save checkpoints, and restore checkpoints."""
 
     def __init__(
         self,
@@ -105,9 +108,9 @@ class Progress:
         say: Callable[[str], None],
         ranks: Ranks = ALONE,
     ) -> None:
-        """Set the pieces of a run and the place where it is saved; `say` receives a line for each damaged checkpoint.
+        """Set the parts of a run and its run directory. The function `say` receives a line for each damaged checkpoint.
 
-        If there are several `ranks`, only the first one has a `run`.
+        If there are several `ranks`, only the first rank has a `run`.
         """
         self._config = config
         self._pieces = pieces
@@ -115,29 +118,29 @@ class Progress:
         self._run = run
         self._report = say
         self._warned = False
-        """Whether the user was warned that no checkpoint has the metric of `checkpoint.best` yet."""
+        """Whether the user has been warned that no checkpoint has the metric of `checkpoint.best` yet."""
         self._ranks = ranks
         place = broadcast(ranks, "run directory", lambda: run and str(run.checkpoints.absolute()))
         self._checkpoints = run.checkpoints if run is not None else place and Path(place)
-        """Where all ranks save; None without a run directory."""
+        """The folder in which all ranks save checkpoints, or None if there is no run directory."""
         self._saving = Saving(ranks)
         self.done = 0
-        """Number of finished steps."""
+        """The number of finished steps."""
         self.owed = False
-        """Whether the evaluation after the last step is missing."""
+        """Whether an evaluation is due after the last step but has not finished."""
         self._saved: int | None = None
         """The step of the newest checkpoint."""
         self.unfinished = False
-        """Whether the last step failed, so that the run must return to a checkpoint."""
+        """Whether the last step failed. After a failed step, the run must return to a checkpoint."""
         self._in_step = False
 
     @property
     def kept(self) -> bool:
-        """Whether there is a run directory for checkpoints."""
+        """Whether the run has a directory for checkpoints."""
         return self._checkpoints is not None
 
     def step(self, record: Callable[[Step], Step]) -> Step:
-        """Take the next step; return the result of `record`."""
+        """Take the next step, and return the result of `record` for it."""
         self.settle()
         versions = dict(self._pieces.engine.versions)
         self._in_step = True
@@ -154,14 +157,14 @@ class Progress:
             self._in_step = False
 
     def restore(self) -> None:
-        """Return to the newest checkpoint if the last step failed; raise CheckpointError if there is none."""
+        """Return to the newest checkpoint if the last step failed. Raises CheckpointError if there is no checkpoint."""
         if self.unfinished:
             if not self.kept:
                 self.check_finished()
             self.go_back()
 
     def check_finished(self) -> None:
-        """Raise CheckpointError if the last step failed."""
+        """Raise CheckpointError if the last step failed and the state before the step has not been restored."""
         if self.unfinished:
             raise CheckpointError(
                 f"The step after {self.done} did not finish, but changed some weights. Load a checkpoint with `load_checkpoint`, or create "
@@ -170,11 +173,11 @@ class Progress:
 
     @property
     def is_new(self) -> bool:
-        """Whether there are finished steps without a checkpoint."""
+        """Whether the newest checkpoint does not contain all finished steps."""
         return self.kept and not self.unfinished and self._saved not in (None, self.done)
 
     def when_stopped(self, number: int) -> str:
-        """Return a description of what happens after a signal that requests a stop."""
+        """Return a string that describes what happens after the stop signal `number`."""
         if not self._in_step:
             return "saving"
         now = interrupts.work.rpartition(", ")[2]
@@ -186,13 +189,13 @@ class Progress:
         )
 
     def keep_start(self) -> None:
-        """Write the first checkpoint of a run that has none."""
+        """Write the first checkpoint of a run if the run has no checkpoint."""
         # A run that is killed before its first save returns to this checkpoint.
         if self.kept and self._saved is None:
             self._write()
 
     def save(self) -> Path:
-        """Write a checkpoint, remove surplus ones, and return its folder."""
+        """Write a checkpoint, delete surplus checkpoints, and return the folder of the new checkpoint."""
         assert self.kept, "checkpoints need a run directory"
         self.check_finished()
         doing(f"the checkpoint of step {self.done}")
@@ -202,14 +205,14 @@ class Progress:
         return folder
 
     def best(self) -> Path | None:
-        """Return the run's best checkpoint by `checkpoint.best`; None without the setting or its metric."""
+        """Return the best checkpoint of the run by `checkpoint.best`, or None if the setting or its metric is missing."""
         kept = self._config.checkpoint
         if self._run is None or kept.best is None:
             return None
         return best_checkpoint(self._run.path, kept.best, lowest=kept.best_is == "lowest")
 
     def is_best(self) -> bool:
-        """Return whether the last step is unsaved and has a better value of `checkpoint.best` than every checkpoint."""
+        """Return whether the last step is not saved yet and has a better value of the metric `checkpoint.best` than all checkpoints."""
         if self._config.checkpoint.best is None or not self.kept or self._saved == self.done:
             return False
         return bool(broadcast(self._ranks, "best", self._is_best))
@@ -226,7 +229,7 @@ class Progress:
         return bool(now < before if kept.best_is == "lowest" else now > before)
 
     def _tidy(self, run: RunDirectory, newest: Path, done: int) -> None:
-        """Delete surplus checkpoints and episodes."""
+        """Delete surplus checkpoints and recorded episodes."""
         metric, best = self._config.checkpoint.best, self.best()
         if metric is not None and best is None and done > 0 and not self._warned:
             self._warned = True
@@ -239,7 +242,7 @@ class Progress:
         run.forget_episodes("test", done, self._config.episodes.keep_evaluations)
 
     def begin_save(self) -> None:
-        """Write a checkpoint and remove surplus ones in the background; `settle` reports the end."""
+        """Write a checkpoint and delete surplus checkpoints in the background. `settle` records when the save has finished."""
         self.check_finished()
         self.settle(wait=True)
         write, run, done = self._prepared(copied=True), self._run, self.done
@@ -253,12 +256,15 @@ class Progress:
         self._saving.begin(self.done, save)
 
     def settle(self, *, wait: bool = False) -> None:
-        """Record the end of a background save, or with `wait`, wait for it; raises its error."""
+        """Record whether the background save has finished.
+
+        With `wait`, wait until the save has finished. Raises the error of a failed save.
+        """
         saved = self._saving.settled(wait=wait)
         self._saved = self._saved if saved is None else saved
 
     def end(self, *, drop: bool = False) -> None:
-        """Wait for a background save and raise its error; or with `drop`, abandon it."""
+        """Wait for the background save and raise its error if it failed. With `drop`, abandon the save."""
         self._saving.end(drop=drop)
 
     def _write(self) -> Path:
@@ -269,7 +275,7 @@ class Progress:
         return folder
 
     def _prepared(self, *, copied: bool) -> Callable[[Peers], Path]:
-        """Return a function that saves the current state; with `copied`, it may run during the next steps."""
+        """Return a function that saves the current state. With `copied`, the function may run during the next steps."""
         made = self._pieces
         assert self._checkpoints is not None, "checkpoints need a run directory"
         policies: Callable[[Path], None] = self.write_policies
@@ -288,12 +294,12 @@ class Progress:
             return prepare_checkpoint(self._checkpoints, self._run, *what, self._ranks, copied=copied)
 
     def write_policies(self, folder: Path) -> None:
-        """Write every trained policy in a standard format, and a verifier with its judgement."""
+        """Write every trained policy in a standard format, and a trained verifier with its judgement."""
         made, judgement = self._pieces, self._held_out.judgement(self.done)
         write_policies(folder, made.team, made.models, made.engine, made.base_hashes, judgement)
 
     def load(self, folder: Path) -> Mapping[str, Any]:
-        """Load a checkpoint, or the newest intact one of a folder, and return its loop part."""
+        """Load a checkpoint, or the newest intact checkpoint in a folder, and return the state of the loop."""
         self.settle(wait=True)
         made, take = self._pieces, self._pieces.loop.load_state
         found = broadcast(
@@ -308,7 +314,7 @@ class Progress:
         return loop
 
     def go_back(self) -> None:
-        """Return the run to its newest checkpoint, with its rows and episodes."""
+        """Reset the run to its newest checkpoint, including recorded rows and episodes."""
         assert self._checkpoints is not None, "checkpoints need a run directory"
         if not broadcast(self._ranks, "checkpoints", self._any):
             return
@@ -317,7 +323,7 @@ class Progress:
         self._saved = self.done
 
     def _any(self) -> bool:
-        """Return whether there are checkpoints; if there are none, the run starts from step 0."""
+        """Return whether there are checkpoints. If there are none, reset the run to step 0."""
         assert self._run is not None, "the first rank has the run directory"
         found = bool(list_checkpoints(self._run.checkpoints))
         if not found:
@@ -325,7 +331,7 @@ class Progress:
         return found
 
     def _rewound(self, loop: Mapping[str, Any]) -> bool:
-        """Reset the run's files to a checkpoint, and return whether its evaluation is missing."""
+        """Reset the files of the run to a checkpoint, and return whether the evaluation after the checkpoint's step is missing."""
         run = self._run
         assert run is not None, "the first rank has the run directory"
         # `train` repeats evaluations at the start and the end; an evaluation at an earlier end is kept.

@@ -1,6 +1,6 @@
-"""The dependencies of a run besides its config, and their changes when the run is resumed.
+"""Record what a run depends on besides its config, and report changes when the run is resumed.
 
-Each start and each resume is a row under `starts` in `provenance.json`:
+Each start and each resume of the run adds a row under `starts` in `provenance.json`:
 
     {"at": "2026-11-24T10:00:00.000+00:00", "steps": 0,
      "data": {"data/train.jsonl": "3f…"},                    hash of the content
@@ -10,7 +10,8 @@ Each start and each resume is a row under `starts` in `provenance.json`:
      "machine": {"threads": 2, "processor": "…", …},
      "excluded": ["train: 1 of 9 tasks have …"]}            excluded tasks and rows, with the reason
 
-A run with such changes can be resumed, and reports them: the tasks of a step depend only on its number and the size of the data.
+A run whose dependencies have changed can still be resumed, because the tasks of a step depend only on its number and the size
+of the data. The changes are reported.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ if TYPE_CHECKING:
 
 PACKAGES = ("kapelle", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 _VECTORS = ("avx", "fma", "sse4", "f16c", "amx", "neon", "asimd", "sve", "bf16", "i8mm")
-"""Prefixes of processor features that determine torch's choice of kernels, and so their rounding."""
+"""The prefixes of processor features that determine which kernels torch selects and therefore how results are rounded."""
 _LOUD = ("data", "weights")
 _NAMED = 4
-"""Maximum number of changed files that are listed individually."""
+"""The maximum number of changed files that are listed individually."""
 _DIGITS = 12
 _FOLLOWS = {
     "data": "from step {step} on, this run learns from changed data. Start a new run to train only on this data",
@@ -75,9 +76,9 @@ def note_start(
     *,
     warns: bool = False,
 ) -> None:
-    """Record the dependencies of a run that starts, or continues after `steps`; the observer receives a line for each change.
+    """Record the dependencies of a run that starts or continues after `steps` steps. The observer receives a line for each change.
 
-    This reads the data. If it `warns`, changed data or weights cause a Python warning.
+    The function reads all data files. If `warns` is true, changed data or weights also cause a Python warning.
     """
     start = {"at": now(), "steps": steps, **provenance_of(config, team, began_from)}
     start["excluded"] = list(excluded)
@@ -90,7 +91,7 @@ def note_start(
 
 
 def provenance_of(config: RunConfig, team: Team, began_from: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the current dependencies of a run with these settings, by kind and name."""
+    """Return the current dependencies of a run with the given settings, by kind and name."""
     weights = {
         f"past adapter '{policy.name}' ({policy.past})": _weights(Path(policy.past))
         for policy in team.every.values()
@@ -110,7 +111,7 @@ def provenance_of(config: RunConfig, team: Team, began_from: Mapping[str, Path])
 
 
 def changes(starts: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the differences from the last start: the kind, and a line with the old value, the new value and the consequence."""
+    """Return the differences from the last start as pairs of a kind and a line with the old value, the new value and the consequence."""
     if not starts:
         lost = "provenance.json records no start of this run, so it is unknown whether data, weights, versions or machine changed"
         return [("unknown", lost)]
@@ -138,7 +139,7 @@ def _shown(kind: str, value: object) -> str:
 
 
 def _contents(value: object) -> Iterator[tuple[str, str]]:
-    """Yield every file that settings name or declare as read, with a hash of its content."""
+    """Yield every file that the settings name or declare as an input, with a hash of its content."""
     if isinstance(value, BaseModel):
         if isinstance(value, Reads):
             yield from value.contents().items()
@@ -158,7 +159,7 @@ def _contents(value: object) -> Iterator[tuple[str, str]]:
 
 
 def _file(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the file that a setting names, including the form `path/file.py:Class`."""
+    """Yield the file that a string setting names, if there is one. The form `path/file.py:Class` is supported."""
     file, colon, _ = text.rpartition(":")
     named = file if colon and file.endswith(".py") else text
     try:
@@ -170,7 +171,10 @@ def _file(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _weights(folder: Path) -> str:
-    """Return a hash of a folder of weights, computed from its list of hashes or, without a list, from its files."""
+    """Return a hash of a folder of weights.
+
+    The hash is computed from the folder's list of file hashes or, if there is no list, from its files.
+    """
     listed = listed_files(folder)
     if listed is None:
         return folder_content(folder)
@@ -178,14 +182,14 @@ def _weights(folder: Path) -> str:
 
 
 def versions() -> dict[str, Json]:
-    """Return the versions of the packages that results depend on, and of CUDA if there is a device."""
+    """Return the versions of the packages on which results depend, and the CUDA version if there is a CUDA device."""
     import torch
 
     return {**versions_of(PACKAGES), "cuda": torch.version.cuda if torch.cuda.is_available() else None}
 
 
 def machine() -> dict[str, Json]:
-    """Return the properties of this machine and process that results depend on: threads, processor, device."""
+    """Return the properties of the machine and the process on which results depend, such as threads, processor and device."""
     import torch
 
     device = "cpu"
@@ -202,7 +206,7 @@ def machine() -> dict[str, Json]:
 
 
 def _processor() -> tuple[str, str]:
-    """Return a processor's name and the features that affect arithmetic."""
+    """Return the name of the processor and its features that affect arithmetic."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
@@ -217,7 +221,7 @@ def _processor() -> tuple[str, str]:
 
 
 def changed_settings(old: str, new: str, allowed: Sequence[MayChange] = (FREE,)) -> list[str]:
-    """Return descriptions of the changes that a resumed run does not allow from `old` to `new` (both YAML)."""
+    """Return descriptions of the changes from `old` to `new` (both YAML strings) that are not allowed when a run is resumed."""
     config = resolve(parse_yaml(new))
     may = [key for key, mark in changeable(config) if mark in allowed]
     return [
@@ -228,9 +232,9 @@ def changed_settings(old: str, new: str, allowed: Sequence[MayChange] = (FREE,))
 
 
 def changeable(settings: Settings, at: str = "") -> Iterator[tuple[str, MayChange]]:
-    """Yield the dotted key of every setting that may change on resume; a section that may change as a whole is yielded by its own key.
+    """Yield the dotted key of every setting that may change on resume. A section that may change as a whole is yielded by its own key.
 
-    `at` is the key of `settings` itself, with a dot.
+    The argument `at` is the prefix of all keys: the key of `settings` followed by a dot.
     """
     for name, field in type(settings).model_fields.items():
         mark = next((each for each in field.metadata if isinstance(each, MayChange)), None)
@@ -243,7 +247,7 @@ def changeable(settings: Settings, at: str = "") -> Iterator[tuple[str, MayChang
 
 
 def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
-    """Return the settings of a run directory or an exported team, with overrides; raise CheckpointError for anything else."""
+    """Return the settings of a run directory or an exported team, with overrides. Raises CheckpointError for any other folder."""
     if is_team(folder):
         return read_team(folder, settings).config
     if not (folder / "config.yaml").is_file():
@@ -254,9 +258,9 @@ def config_of_run(folder: Path, settings: Sequence[str] = ()) -> RunConfig:
 def open_run(
     path: Path, config: RunConfig, origin: Mapping[str, str], say: Callable[[str], None], *, resume: bool
 ) -> RunDirectory:
-    """Open a run directory as `RunDirectory.create` does; `say` receives a line for each changed setting.
+    """Open a run directory as `RunDirectory.create` does. The function `say` receives a line for each changed setting.
 
-    The recorded origin of a changed value contains the step and the previous value.
+    The recorded origin of a changed setting contains the step of the change and the previous value.
     """
     kept = dict(origin)
     marks = dict(changeable(config))
@@ -280,7 +284,7 @@ def _within(key: str, sections: Sequence[str]) -> bool:
 
 
 def _changes(old: str, new: str) -> list[tuple[str, Any, Any]]:
-    """Return each differing key with the old and the new value."""
+    """Return every key whose value differs, with the old and the new value."""
     before, after = _flat(_whole(old)), _flat(_whole(new))
     return [
         (key, before.get(key), after.get(key))
@@ -290,7 +294,7 @@ def _changes(old: str, new: str) -> list[tuple[str, Any, Any]]:
 
 
 def _whole(text: str) -> dict[str, Any]:
-    """Return a run's settings with defaults."""
+    """Return the settings of a run, including defaults."""
     try:
         values: dict[str, Any] = parse_yaml(text)
     except ValueError as error:

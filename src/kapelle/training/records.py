@@ -1,4 +1,4 @@
-"""Records of a run: rows and episodes in its directory, trackers, and the observer."""
+"""Record a run: write rows and episodes to its directory, and report to trackers and the observer."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from kapelle.types import Json
 
 
 class Machine:
-    """Measures how much of the machine was used since the last sample."""
+    """Measure how much of the machine was used since the last sample."""
 
     def __init__(self) -> None:
         self._at, self._busy = time.monotonic(), _busy()
 
     def sample(self) -> dict[str, Json]:
-        """Return a row."""
+        """Return a row of `system.jsonl`."""
         now, busy = time.monotonic(), _busy()
         seconds = max(now - self._at, 1e-6)
         row: dict[str, Json] = {
@@ -85,13 +85,13 @@ class Machine:
 
 
 def _busy() -> float:
-    """Return the CPU seconds of this process and of its children that have ended."""
+    """Return the CPU time in seconds of this process and its terminated child processes."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def _summary(step: Step, waits: Mapping[str, float], machine: Mapping[str, Json]) -> str:
-    """Return how a rank spent a step, for its log; `waits` are its seconds of waiting for other ranks, by exchange."""
+    """Return a log line about how a rank spent a step. `waits` contains the seconds spent waiting for other ranks, by exchange."""
 
     def listed(seconds: Mapping[str, float]) -> str:
         parts = [f"{name} {each:.2f}" for name, each in sorted(seconds.items(), key=lambda item: -item[1])]
@@ -112,10 +112,10 @@ def _summary(step: Step, waits: Mapping[str, float], machine: Mapping[str, Json]
 
 
 class Records:
-    """Records one run; without a run directory it only reports to the observer."""
+    """Record one run. Without a run directory, events are only reported to the observer."""
 
     def __init__(self, run: RunDirectory | None, observer: Observer, ranks: Ranks = ALONE) -> None:
-        """Set the run directory, if any, and the observer."""
+        """Set the run directory, if there is one, and the observer."""
         self.run = run
         self._ranks = ranks
         self._observer = observer
@@ -123,23 +123,23 @@ class Records:
         self._transcripts: list[int] = []
         self._machine = Machine()
         self._ended: Callable[[], None] | None = None
-        """Reports how training ended; None until it has ended."""
+        """A function that reports how training ended, or None as long as training has not ended."""
 
     def track(self, config: RunConfig) -> None:
-        """Open the trackers in the settings; they need a run directory."""
+        """Open the trackers of the settings if there is a run directory."""
         if self.run is not None:
             report = partial(self._observer.phase, "tracker")
             self._trackers = open_trackers(config.trackers, self.run.path, config.model_dump(), report)
             self._transcripts = [tracker.transcripts for tracker in config.trackers]
 
     def phase(self, done: int, name: str, detail: str) -> None:
-        """Record that a new phase begins after `done` steps; a remark goes only to the observer."""
+        """Record that a new phase begins after `done` steps. Remarks are only reported to the observer."""
         self._observer.phase(name, detail)
         if self.run is not None and name not in REMARKS:
             self.run.report(name, done)
 
     def step(self, step: Step, last: int) -> None:
-        """Record a step of training; `last` is the number of the last one."""
+        """Record a training step. `last` is the number of the last step of the run."""
         self._ended = None
         machine = self._machine.sample()
         if self._ranks.size > 1:
@@ -158,7 +158,7 @@ class Records:
         self._observer.step(step, last)
 
     def evaluation(self, done: int, result: Evaluation) -> None:
-        """Record an evaluation after `done` steps."""
+        """Record the result of an evaluation after `done` steps."""
         if self.run is not None:
             self.run.record_evaluation(done, result.row())
             # A second evaluation after a step adds a row, but the episodes of the first one are kept.
@@ -169,25 +169,25 @@ class Records:
         self._observer.evaluation(done, result)
 
     def end(self, done: int, *, stopped: bool) -> None:
-        """Record that training has ended, or was stopped."""
+        """Record that training has finished or was stopped."""
         if self.run is not None:
             self._ended = partial(self.run.report, "done", done, "interrupted" if stopped else "finished")
             self._ended()
 
     def report_end_repeated(self) -> bool:
-        """Repeat the report of the end of training after an evaluation; return False if training has not ended."""
+        """Repeat the report of the end of training, for example after an evaluation. Return False if training has not ended."""
         if self._ended is None:
             return False
         self._ended()
         return True
 
     def fail(self, error: Exception) -> None:
-        """Record the error that ends the run, unless a stop signal has caused it."""
+        """Record the error that ended the run, unless a stop signal caused the error."""
         if self.run is not None and not requested_by():
             self.run.fail(error)
 
     def leave(self, error: BaseException | None) -> None:
-        """Release the run directory and record the error that ended the run, if any."""
+        """Release the run directory, and record the error that ended the run if there was one."""
         if self.run is not None:
             self.run.__exit__(None if error is None else type(error), error, None)
             self.run = None
@@ -211,9 +211,9 @@ def open_records(
     resume: bool,
     ranks: Ranks = ALONE,
 ) -> Records:
-    """Open the run directory at `path`, if one is given; if there are several ranks, only the first one records.
+    """Open the run directory at `path`, if a path is given. If there are several ranks, only the first rank records.
 
-    Raises the errors of `open_run` in every rank.
+    If `open_run` raises an error, it is raised in every rank.
     """
     opened: list[RunDirectory] = []
 

@@ -1,4 +1,4 @@
-"""The episodes of a training step, which all ranks collect together, and the weights used to sample them."""
+"""Collect the episodes of training steps in all ranks, and check the weights with which they were sampled."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ from kapelle.training.selection import TrainingTasks, tasks_of
 from kapelle.types import Group, Turn
 
 COMPARED = 16
-"""Number of turns per policy to compare with the trainer's log-probs when samples of older weights are collected."""
+"""The number of turns per policy whose log-probs are compared with those of the trainer if steps use samples of older
+weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Everything that the episodes of steps depend on, except the weights."""
+    """An object that collects episodes of steps. The object contains everything on which the episodes depend except the weights."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -53,16 +54,16 @@ class Collector:
     tasks: TrainingTasks
 
     def collect(self, number: int) -> list[Group]:
-        """Collect the episodes of the tasks of step `number` (from 1); each rank collects its share."""
+        """Collect the episodes of the step with the given number (starting from 1). Each rank collects its share of the step."""
         meeting = self.setup.ranks.meeting()
         meeting.begin()
         return together(self.setup.ranks, meeting, self.begin(number, meeting)).in_order
 
     def begin(self, number: int, meeting: Meeting) -> Callable[[], StepShare]:
-        """Begin this process's share of a step, and return a function that finishes it.
+        """Begin to collect the share of this process in a step, and return a function that finishes the share.
 
-        Groups are assigned in turn to all processes at the `meeting`. Rollout workers begin now; an engine in this process begins when
-        the function is called.
+        Groups are assigned in turn to all processes of the `meeting`. Rollout workers begin at once; an engine in this
+        process begins when the returned function is called.
         """
         seed, tasks = derive_seed(self.config.seed, "rollout", number), self.tasks.of(number)
         own = range(meeting.rank, len(tasks), meeting.size)
@@ -72,7 +73,7 @@ class Collector:
     def _with_redraws(
         self, collected: Callable[[], list[Group]], number: int, seed: int, meeting: Meeting
     ) -> StepShare:
-        """Return this process's share; groups without variance are replaced by groups of other tasks, up to `redraw` times."""
+        """Return the share of this process. Groups without variance are replaced by groups of other tasks, up to `redraw` times."""
         data, returns = self.algorithm.data, self.algorithm.returns or own_returns
         groups = {meeting.rank + k * meeting.size: group for k, group in enumerate(collected())}
         for attempt in range(1, data.redraw + 1):
@@ -89,24 +90,28 @@ class Collector:
 
 
 class Rollouts(Protocol):
-    """Collects the episodes of each step. By default nothing is collected for later steps."""
+    """An object that collects the episodes of each step. By default, no episodes are collected for later steps."""
 
     players: Sequence[LoadsWeights] = ()
-    """All samplers for training, which receive the weights of each update."""
+    """All samplers for training. The samplers receive the weights after each update."""
     tasks: TrainingTasks
-    """The tasks of every step."""
+    """The tasks of all steps."""
     on_policy: bool = True
-    """Whether steps learn only from samples of the current weights; if so, the update compares trainer and sampler."""
+    """Whether steps are trained only on samples of the current weights. If they are, the log-probs of trainer and sampler are
+    compared in the update."""
 
     @abstractmethod
     def collect(self, step: StepInProgress) -> list[Group]:
-        """Collect and return the groups of a step, and add metrics of how they were collected.
+        """Collect and return the groups of a step, and add metrics of the collection to the step.
 
-        Raises ParityError if they were sampled by weights other than the published ones.
+        Raises ParityError if the episodes were sampled with weights other than the published weights.
         """
 
     def settle(self, step: StepInProgress) -> None:
-        """Wait for the episodes that are collected during the update of a step; called before its weights are published."""
+        """Wait for the episodes that are collected during the update of a step.
+
+        This method is called before the updated weights are published.
+        """
         return
 
     def forget(self) -> None:
@@ -114,16 +119,16 @@ class Rollouts(Protocol):
         return
 
     def state(self) -> dict[str, object]:
-        """Return the episodes that were collected for later steps, for a checkpoint."""
+        """Return the episodes that were collected for later steps, to store them in a checkpoint."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `state` returned."""
+        """Restore the state that a call of `state` returned."""
         return
 
 
 class CurrentRollouts(Rollouts):
-    """Collects the episodes of each step with the current weights."""
+    """Collect the episodes of each step with the current weights."""
 
     def __init__(self, run: StartedRun, setup: RolloutSetup) -> None:
         self.players, self._run = run.players, run
@@ -131,7 +136,7 @@ class CurrentRollouts(Rollouts):
         self.on_policy = is_on_policy(run.config)
 
     def collect(self, step: StepInProgress) -> list[Group]:
-        """See `Rollouts`."""
+        """Collect the episodes of a step; see `Rollouts.collect`."""
         config, algorithm, engine = self._run.config, self._run.algorithm, self._run.engine
         setup, versions = replace(step.setup, data=algorithm.data), dict(engine.versions)
         groups = Collector(config, algorithm, setup, self.tasks).collect(step.number)
@@ -145,7 +150,7 @@ class CurrentRollouts(Rollouts):
 
 
 def is_on_policy(config: RunConfig) -> bool:
-    """Return whether steps of a run never learn from samples of earlier weights."""
+    """Return whether the steps of a run are trained only on samples of the current weights."""
     return not any(section.off_policy for section in sections_of(config).values())
 
 
@@ -156,9 +161,10 @@ def compare_turns(
     versions: Mapping[str, int] | None = None,
     weights: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> None:
-    """Compare the log-probs of some turns with the trainer's, and merge the gaps into `step.parity`.
+    """Compare the sampling log-probs of some turns with those of the trainer, and merge the differences into `step.parity`.
 
-    With `versions`, only tokens that these weights sampled are compared. `weights` are the weights that sampled, by default the current ones.
+    With `versions`, only tokens that were sampled with these weight versions are compared. The argument `weights` contains
+    the weights that sampled; the default is the current weights.
     """
     samples = fresh_samples(turns, step.setup.team, COMPARED, versions)
     step.parity = merge_rows([step.parity, engine.check_parity(samples, weights)])
@@ -167,9 +173,10 @@ def compare_turns(
 def make_rollouts(
     run: StartedRun, acting: RolloutSetup, loaded: PreparedRun, closing: ExitStack, *, own_engine: bool
 ) -> Rollouts:
-    """Return the object that collects the episodes of a run with the setup `acting`; `closing` releases what it starts.
+    """Return the object that collects the episodes of a run with the setup `acting`.
 
-    `loaded` is the run with the bases that were loaded, and `own_engine` is whether a rollout engine was passed.
+    Resources that the object starts are released by `closing`. The argument `loaded` is the prepared run with the loaded
+    bases, and `own_engine` states whether the caller passed a rollout engine.
     """
     makers = [section.rollouts for section in sections_of(run.config).values() if section.rollouts]
     if not makers:
@@ -179,7 +186,10 @@ def make_rollouts(
 
 
 def check_versions(groups: Sequence[Group], allowed: Sequence[Mapping[str, int]]) -> None:
-    """Raise ParityError for a turn that was sampled by versions other than `allowed`, the last of which is the published one."""
+    """Raise ParityError if a turn was sampled with weight versions other than `allowed`.
+
+    The last allowed versions are the published ones.
+    """
     sampled = {(turn.policy, version): turn.agent for _, turn in turns_of(groups) for version, _ in turn.runs}
     for (policy, version), agent in sampled.items():
         if all(version != versions[policy] for versions in allowed):
@@ -194,21 +204,21 @@ def check_versions(groups: Sequence[Group], allowed: Sequence[Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class StepShare:
-    """The part of a step that one process has collected, by place among the step's groups."""
+    """The part of a step that one process has collected. Keys are the positions of groups in the step."""
 
     groups: Mapping[int, Group]
     """The finished groups."""
     left: Mapping[int, PartialGroup] = field(default_factory=dict)
-    """The groups that a later step finishes."""
+    """The unfinished groups, which a later step finishes."""
 
     @property
     def in_order(self) -> list[Group]:
-        """The finished groups, by place."""
+        """The finished groups in the order of their positions."""
         return [self.groups[place] for place in sorted(self.groups)]
 
 
 def _agree(meeting: Meeting, dead: Sequence[int]) -> list[int]:
-    """Return the places of all processes' groups without variance; random generators continue from the first process's state."""
+    """Return the positions of groups without variance in all processes. Random generators are set to the state of the first process."""
     if meeting.size == 1:
         return list(dead)
     drawn = None if meeting.rank else random_as_lists(capture_random())
@@ -219,10 +229,11 @@ def _agree(meeting: Meeting, dead: Sequence[int]) -> list[int]:
 
 
 def together(ranks: Ranks, meeting: Meeting, collect: Callable[[], StepShare | bytes]) -> StepShare:
-    """Let each rank collect its share and return the whole step in every rank.
+    """Let each rank collect its share of a step, and return the whole step in every rank.
 
-    `collect` returns the share, or its bytes (`dump_share`). The global random generators continue from the states of rank 0. An error is
-    raised in every rank; other processes at the `meeting` receive it and stop waiting.
+    The function `collect` returns the share of this rank, or the share as bytes (`dump_share`). The global random generators
+    are set to the states of rank 0. If an error occurs, it is raised in every rank; other processes of the `meeting` receive
+    the error and stop waiting.
     """
     if ranks.size == 1:
         collected = collect()
@@ -246,7 +257,7 @@ def together(ranks: Ranks, meeting: Meeting, collect: Callable[[], StepShare | b
 
 
 def dump_share(share: StepShare) -> bytes:
-    """Return a share, and the states of the global random generators after it, as lines."""
+    """Return a share and the current states of the global random generators as bytes with one record per line."""
     groups, left = dump_groups(0, share.groups.values()), dump_partial(share.left.values()).encode()
     head = {"random": random_as_lists(capture_random()), "rows": groups.count(b"\n")}
     head |= {"groups": list(share.groups), "left": list(share.left)}
@@ -254,7 +265,7 @@ def dump_share(share: StepShare) -> bytes:
 
 
 def load_share(text: bytes, *, draws: bool = True) -> StepShare:
-    """Return the share that `dump_share` has written; with `draws`, the global random generators continue from its states."""
+    """Return the share that `dump_share` has written. With `draws`, set the global random generators to the stored states."""
     first, *lines = text.splitlines()
     head = json.loads(first)
     if draws:

@@ -1,6 +1,6 @@
-"""The tasks of training steps: each fitting task once per epoch.
+"""Select the tasks of training steps. Each task that fits is drawn once per epoch.
 
-They depend on the settings and the number of the step, so a resumed run has the same tasks.
+The tasks of a step depend only on the settings and the number of the step, so a resumed run has the same tasks.
 """
 
 from __future__ import annotations
@@ -23,39 +23,45 @@ from kapelle.setup.prompt_lengths import short_enough
 from kapelle.types import Cast, Task
 
 REDRAWN = 1000
-"""Number of draws from an infinite split after which the search for a fitting task stops."""
+"""The maximum number of draws from an infinite split in the search for one task that fits."""
 
 Roles = Sequence[Mapping[str, Cast]]
-"""For each task of a step, the agents whose role is taken by another policy or player."""
+"""For each task of a step, a mapping from agents to the other policies or players that take their roles."""
 Assign = Callable[[int, int], Roles]
-"""(Number of a step, number of its tasks) → the roles."""
+"""A function from the number of a step and the number of its tasks to the assigned roles."""
 
 
 class Draws(Protocol):
-    """Draws the tasks of steps."""
+    """An object that draws the tasks of training steps."""
 
     def of(self, step: int, attempt: int) -> list[Task]:
-        """Return the tasks of a step (from 1); each `attempt` (from 0) is another draw for the same step."""
+        """Return the tasks of a step (starting from 1). Each `attempt` (starting from 0) is another draw for the same step."""
         ...
 
 
 class EpochDraws:
-    """Draws each task of the training split once per epoch, in a new random order; from a generated split, draws new tasks."""
+    """Draw each task of a finite training split once per epoch, in a new random order. From an infinite split, draw new tasks."""
 
     def __init__(self, environment: Environment, config: RunConfig, fits: Fits | None = None) -> None:
-        """Draw tasks for which `fits` is true and that are not in an evaluation set; a finite split is searched at the first step."""
+        """Draw only tasks for which `fits` is true and that are not in an evaluation set.
+
+        A finite split is searched at the first step.
+        """
         self.environment, self.config = environment, config
         self._fits = untested(config, fits)
 
     @cached_property
     def fitting(self) -> Sequence[int]:
-        """The fitting indices of a finite split; a feature may reduce them to a subset."""
+        """The indices of the tasks of a finite split that fit. A feature may reduce the indices to a subset."""
         size, fits = self.environment.size("train"), self._fits
         assert size is not None, "an infinite split has no indices"
         return [k for k in range(size) if fits is None or fits(task_of(self.environment, "train", k))]
 
     def of(self, step: int, attempt: int, wanted: Fits | None = None) -> list[Task]:
-        """Return the tasks of a step; see `Draws`. From a generated split, only `wanted` tasks are drawn."""
+        """Return the tasks of a step as described in `Draws`.
+
+        From an infinite split, only tasks for which `wanted` is true are drawn.
+        """
         count = self.config.training.tasks_per_step
         offset = attempt * self.config.training.steps
         cursors = range((step - 1 + offset) * count, (step + offset) * count)
@@ -83,33 +89,33 @@ class EpochDraws:
 
 @dataclass(slots=True)
 class TrainingTasks:
-    """The tasks of every step, with the roles that other policies or players take in them."""
+    """The tasks of all steps, with the roles that other policies or players take in each task."""
 
     draws: Draws
     count: int
-    """Number of tasks of a step."""
+    """The number of tasks per step."""
     assign: Assign | None = None
-    """Assigns roles in the tasks of the next steps; None means that agents keep their roles."""
+    """A function that assigns roles in the tasks of the next steps. With None, all agents keep their roles."""
 
     def of(self, step: int, attempt: int = 0) -> list[Task]:
-        """Return the tasks of a step with their assigned roles; see `Draws`."""
+        """Return the tasks of a step with their assigned roles; see `Draws` for the arguments."""
         tasks, roles = self.draws.of(step, attempt), self.roles(step)
         if roles is None:
             return tasks
         return [replace(task, cast=cast) for task, cast in zip(tasks, roles, strict=True)]
 
     def roles(self, step: int) -> Roles | None:
-        """Return the roles that other policies or players take in each task of a step; None if there are none."""
+        """Return the roles that other policies or players take in each task of a step, or None if no roles are assigned."""
         return None if self.assign is None else self.assign(step, self.count)
 
 
 def training_tasks(environment: Environment, config: RunConfig, step: int, attempt: int = 0) -> list[Task]:
-    """Return the tasks of a step as `EpochDraws` draws them, without limits on prompts."""
+    """Return the tasks of a step as drawn by `EpochDraws`, without limits on the length of prompts."""
     return EpochDraws(environment, config).of(step, attempt)
 
 
 def draws_of(environment: Environment, config: RunConfig, fits: Fits | None = None) -> Draws:
-    """Return the object that draws the tasks of a run's steps: a feature, or else `EpochDraws`."""
+    """Return the object that draws the tasks of a run: that of a feature if there is one, and `EpochDraws` otherwise."""
     draws = EpochDraws(environment, config, fits)
     makers = [section.draws for section in sections_of(config).values() if section.draws]
     made: Draws = find_object(makers[0], "feature")(draws) if makers else draws
@@ -117,6 +123,6 @@ def draws_of(environment: Environment, config: RunConfig, fits: Fits | None = No
 
 
 def tasks_of(setup: RolloutSetup, config: RunConfig) -> TrainingTasks:
-    """Return the tasks of a run's steps."""
+    """Return the object that contains the tasks of all steps of a run."""
     fits = short_enough(config, setup.team, setup.engine.renderer)
     return TrainingTasks(draws_of(setup.environment, config, fits), config.training.tasks_per_step)

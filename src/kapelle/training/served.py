@@ -1,4 +1,4 @@
-"""A run's team or verifier, loaded from a checkpoint for use or export without training."""
+"""Load the team or the verifier of a run from a checkpoint, for use or export without training."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from kapelle.types import Json
 
 
 def checkpoint_of(run: Path, which: str | None, observer: Observer) -> tuple[Path, int]:
-    """Return a checkpoint of a run and its step: the newest intact one, or `which` (see `runs.named_checkpoint`).
+    """Return a checkpoint of a run and its step: the checkpoint `which` (see `runs.named_checkpoint`), or the newest intact checkpoint.
 
-    Raises CheckpointError if there is none. Damaged checkpoints are reported.
+    Raises CheckpointError if there is no intact checkpoint. Damaged checkpoints are reported to the observer.
     """
     named = named_checkpoint(run, which)
     if named is None:
@@ -48,7 +48,7 @@ def checkpoint_of(run: Path, which: str | None, observer: Observer) -> tuple[Pat
 
 
 def warmed(prepared: PreparedRun, observer: Observer) -> PreparedRun:
-    """Return the prepared run with the bases on which it was trained."""
+    """Return the prepared run with the base models on which the run was trained."""
     held: dict[str, LanguageModel] = {}
     bases = bases_of(prepared.config, prepared.team, observer.warmup, observer.phase, held)
     return prepared.on_bases(bases, held)
@@ -56,21 +56,21 @@ def warmed(prepared: PreparedRun, observer: Observer) -> PreparedRun:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A team with its weights in memory, without an optimiser."""
+    """A team whose weights are in memory, without an optimiser."""
 
     config: RunConfig
     setup: RolloutSetup
     step: int
-    """Number of training steps of its weights."""
+    """The number of steps for which the weights were trained."""
 
 
 def open_served(
     run: Path, observer: Observer, settings: Sequence[str] = (), which: str | None = None
 ) -> Served:
-    """Load the team of a run's checkpoint (see `checkpoint_of`), or of a folder that `kapelle export` wrote.
+    """Load the team from a checkpoint of a run (see `checkpoint_of`), or from a folder that `kapelle export` wrote.
 
     The folder is only read. Missing data of the environment and missing reward functions are reported to `observer`. Raises
-    CheckpointError without a checkpoint, and the errors of these settings.
+    CheckpointError if there is no checkpoint, and ConfigError or other errors if the settings are invalid.
     """
     absent: list[str] = []
     if is_team(run):
@@ -104,10 +104,10 @@ def open_served(
 def open_verifier(
     run: Path, observer: Observer, name: str | None = None
 ) -> tuple[TrainEngine, dict[str, Json]]:
-    """Load the verifier of a run's newest intact checkpoint; the run is only read.
+    """Load the verifier from the newest intact checkpoint of a run. The run directory is only read.
 
-    Returns an engine that scores with it, and its description for callers. Raises ConfigError for a run without a verifier,
-    CheckpointError without a checkpoint, and the errors of these settings.
+    Returns an engine that scores with the verifier, and a description of the verifier. Raises ConfigError if the run does not
+    train a verifier, CheckpointError if there is no checkpoint, and other errors if the settings are invalid.
     """
     config = config_of_run(run)
     prepared = prepare(config, training=False)

@@ -1,4 +1,4 @@
-"""Stages: several runs in a row, each continuing from the weights of earlier ones.
+"""Train in stages: several consecutive runs, each of which continues from the weights of earlier runs.
 
     <run>/
       stages.yaml     all stages, resolved; training with this file repeats them
@@ -6,8 +6,9 @@
       01-sft/         the run directory of the first stage
       02-ppo/         …
 
-A stage is the recipe with its own sections as an overlay. Its trained policies start from the newest weights that an earlier stage
-saved under the same name. `algorithm.verifier: stage:NAME` and `reward_model.path: stage:NAME` are the verifier of stage NAME.
+The settings of a stage are those of the recipe with the sections of the stage as an overlay. The trained policies of a stage
+start from the newest weights that an earlier stage saved under the same name. The values `algorithm.verifier: stage:NAME` and
+`reward_model.path: stage:NAME` refer to the verifier of the stage NAME.
 """
 
 from __future__ import annotations
@@ -41,51 +42,55 @@ from kapelle.team import Policy, Team
 
 FILE = "stages.yaml"
 FROM_STAGE = "stage:"
-"""Prefix by which `algorithm.verifier` and `reward_model.path` refer to a stage."""
+"""The prefix of values of `algorithm.verifier` and `reward_model.path` that refer to a stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One of several consecutive runs."""
+    """A stage, which is one of several consecutive runs."""
 
     number: int
-    """Number of the stage, from 1."""
+    """The number of the stage, starting from 1."""
     name: str
     recipe: Recipe
 
     @property
     def folder(self) -> str:
-        """Name of its run directory inside the folder of all stages."""
+        """The name of the stage's run directory inside the folder of all stages."""
         return f"{self.number:02d}-{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a stage after earlier stages are done."""
+    """The inputs with which a stage starts after the earlier stages are finished."""
 
     config: RunConfig
     run_dir: Path
     start_from: Mapping[str, Path]
-    """Policy → folder of weights."""
+    """Mapping from policies to the folders of the weights from which they start."""
 
     @property
     def resume(self) -> bool:
-        """Whether the stage has been started before."""
+        """Whether the stage was started before and is resumed."""
         return is_run(self.run_dir)
 
 
 def read_stages(
     name: str, overlays: Sequence[str] = (), settings: Sequence[str] = (), *, real: bool = False
 ) -> tuple[Stage, ...]:
-    """Return the stages of a recipe, empty if it is a single run; raises the errors of `load_stages`."""
+    """Return the stages of a recipe, or an empty tuple if the recipe describes a single run.
+
+    Raises the same errors as `load_stages`.
+    """
     found = load_stages(name, overlays, settings, real=real)
     return tuple(Stage(number, each, recipe) for number, (each, recipe) in enumerate(found, start=1))
 
 
 def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunLock:
-    """Create the folder of all stages, lock it and write `stages.yaml`; raise RunDirectoryError if it contains other stages.
+    """Create and lock the folder of all stages, and write `stages.yaml`.
 
-    The caller keeps the lock until the last stage is done, because a stage locks only its own folder.
+    Raises RunDirectoryError if the folder already contains stages (unless `resume` is true) or other files. The caller keeps
+    the lock until the last stage is finished, because a stage locks only its own folder.
     """
     file = run_dir / FILE
     if file.is_file() and not resume:
@@ -108,7 +113,7 @@ def open_stages(run_dir: Path, stages: Sequence[Stage], *, resume: bool) -> RunL
 
 
 def stages_yaml(stages: Sequence[Stage]) -> str:
-    """Return all settings of all stages as a recipe."""
+    """Return all settings of all stages as a recipe in YAML."""
     rows = [
         {"name": stage.name, **stage.recipe.config.model_dump(mode="json", exclude={"name"})}
         for stage in stages
@@ -118,9 +123,10 @@ def stages_yaml(stages: Sequence[Stage]) -> str:
 
 
 def is_done(stage: Stage, run_dir: Path) -> bool:
-    """Return whether a stage has finished all its steps, and its last checkpoint is intact or all checkpoints were removed.
+    """Return whether a stage has finished all steps and its last checkpoint is intact or all its checkpoints were removed.
 
-    A stage with a damaged last checkpoint continues from an earlier one, so that the next stage starts from the correct weights.
+    If the last checkpoint of a stage is damaged, the stage continues from an earlier checkpoint, so that the next stage
+    starts from the correct weights.
     """
     folder = run_dir / stage.folder
     if not is_run(folder):
@@ -138,7 +144,7 @@ def is_done(stage: Stage, run_dir: Path) -> bool:
 
 
 def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
-    """Return the start of a stage after the earlier ones in `stages`; raise RunDirectoryError if one has no intact checkpoint."""
+    """Return the inputs with which a stage starts. Raises RunDirectoryError if an earlier stage has no intact checkpoint."""
     earlier = [each for each in stages if each.number < stage.number]
     kept: dict[str, Path] = {}
     for each in earlier:
@@ -162,9 +168,9 @@ def start_of(stage: Stage, stages: Sequence[Stage], run_dir: Path) -> Start:
 
 @contextmanager
 def checkable(stages: Sequence[Stage]) -> Iterator[list[RunConfig]]:
-    """Yield every stage's settings in a form that can be checked before the first stage.
+    """Yield the settings of every stage in a form that can be checked before the first stage is trained.
 
-    A folder with the shape of its adapter replaces a verifier that is not trained yet.
+    In place of a verifier that is not trained yet, the settings name a folder that describes the shape of its adapter.
     """
     with TemporaryDirectory() as place:
         shapes: dict[str, Path] = {}
@@ -187,7 +193,7 @@ def checkable(stages: Sequence[Stage]) -> Iterator[list[RunConfig]]:
 
 
 def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None:
-    """Raise ConfigError for a stage that uses weights of an earlier stage with settings that differ from those of their training."""
+    """Raise ConfigError if a stage uses the weights of an earlier stage with settings other than those with which they were trained."""
     kept: dict[str, tuple[str, RunConfig, Policy]] = {}
     for name, config in zip(names, configs, strict=True):
         team = _team(config)
@@ -209,7 +215,7 @@ def _check_hand_over(names: Sequence[str], configs: Sequence[RunConfig]) -> None
 
 
 def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
-    """Return the settings that determine what a policy's saved tensors compute."""
+    """Return the settings that determine the meaning of the saved tensors of a policy."""
     path = _team(config).bases[policy.base]
     lora = policy.lora
     found: dict[str, object] = {"model": path, "trains": "all weights" if lora is None else "an adapter"}
@@ -224,7 +230,7 @@ def _made_of(config: RunConfig, policy: Policy) -> dict[str, object]:
 
 
 def _with_verifier(stage: Stage, earlier: Sequence[Stage], folders: Mapping[str, Path]) -> RunConfig:
-    """Return a stage's settings with every `stage:NAME` replaced by that stage's verifier."""
+    """Return the settings of a stage with every `stage:NAME` replaced by the folder of the verifier of that stage."""
     config = stage.recipe.config
     model = config.reward_model
     scored = _algorithm(config).need(VerifierScores)
@@ -273,9 +279,10 @@ def check_weights(
     *,
     staged: bool = False,
 ) -> dict[str, Path]:
-    """Return the result of `start_folders`; raise the first error in these folders or in verifiers. Nothing is loaded.
+    """Check the folders from which policies start and the verifiers, and return the result of `start_folders`.
 
-    If the run is one of several stages (`staged`), its verifier may not be trained yet, and is not checked.
+    Raises the first error that is found. No weights are loaded. If the run is one of several stages (`staged`), its verifier
+    is not checked, because it may not be trained yet.
     """
     folders = start_folders(prepared.config.start_from, given, prepared.team, run_dir)
     verifier = None if staged else prepared.algorithm.need(VerifierScores)
@@ -293,10 +300,10 @@ def start_folders(
     team: Team,
     run_dir: str | Path | None,
 ) -> dict[str, Path]:
-    """Return the folder that each trained policy starts from; for a run with checkpoints, only folders `given` as paths.
+    """Return the folder from which each trained policy starts. For a run with checkpoints, return only folders `given` as paths.
 
-    Raises ConfigError for an agent that is not trained or a name that is not a run, adapter or model, and CheckpointError for a
-    run without an intact checkpoint.
+    Raises ConfigError for an agent that is not trained and for a source that is not a run, adapter or model. Raises
+    CheckpointError for a run without an intact checkpoint.
     """
     also = {EVERYONE: given} if isinstance(given, str) else dict(given or {})
     folders = {policy: folder for policy, folder in also.items() if isinstance(folder, Path)}

@@ -1,6 +1,6 @@
-"""How a run starts: its ranks join, and its models, engines and loop are built.
+"""Start a run: join its ranks, load its models, and build its engines and its loop.
 
-Optional parts (a cluster, a sandbox, features) are given as the names of functions, and imported only if the run uses them.
+Optional parts (a cluster, a sandbox, features) are given as names of functions and are imported only if the run uses them.
 """
 
 from __future__ import annotations
@@ -40,34 +40,36 @@ from kapelle.training.provenance import provenance_of
 from kapelle.training.rollouts import make_rollouts
 
 CLUSTERS = {"KAPELLE_RAY": "kapelle.cluster.ray_workers:players_on"}
-"""Environment variable of a rank that a cluster has placed → function that creates the objects that sample and score for it.
+"""Mapping from the environment variable that a cluster sets in its ranks to a function. The function creates the objects that
+sample and score for the rank.
 
-Its arguments are the prepared run, the hashes of its bases, its models, its train engine, its ranks and a stack that releases what it
-opens. It returns a rollout engine, or None for the recipe's engine; the function that starts environment processes; the object that answers
-signals in place of the engine, or None; and the hashes of all bases. With `ray.scoring_workers` the models are those that the ranks need.
-"""
+The arguments of the function are the prepared run, the hashes of its bases, its models, its train engine, its ranks and a
+stack that releases resources. The function returns four values: a rollout engine (or None for the recipe's engine); the
+function that starts environment processes; the object that computes scores for signals in place of the engine (or None); and
+the hashes of all bases. With `ray.scoring_workers`, the models are only those that the ranks need."""
 SANDBOX_MODES = "kapelle.environments.sandbox.pool:modes_required"
-"""Returns a line for each sandbox that the run's environment uses."""
+"""The name of a function that returns a line for each sandbox that the environment of the run uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The pieces of a run, with weights in memory."""
+    """The parts of a run, with weights in memory."""
 
     team: Team
     models: Mapping[str, LanguageModel]
-    """Models by base name."""
+    """Mapping from the name of each base to its model."""
     base_hashes: Mapping[str, str]
-    """Base name → hash of the base weights under adapters."""
+    """Mapping from the name of each base to the hash of its weights without adapters."""
     engine: TrainEngine
     """The train engine, which holds the weights that are trained."""
     setup: RolloutSetup
-    """How the team's episodes are rolled out."""
+    """The setup with which the team's episodes are rolled out."""
     acting: RolloutSetup
-    """How the loop's episodes are rolled out: by the team or by a teacher."""
+    """The setup with which the episodes of the training loop are rolled out: by the team, or by a teacher that gives
+    demonstrations."""
     loop: Loop
     closing: ExitStack
-    """Closes the engines that the run has built."""
+    """A stack that closes the engines that were built for the run."""
 
 
 def load_pieces(
@@ -79,11 +81,12 @@ def load_pieces(
     ranks: Ranks = ALONE,
     run_dir: Path | None = None,
 ) -> Pieces:
-    """Create the bases of the recipe, load all models, and build the engines and the loop.
+    """Create the base models of the recipe, load all models, and build the engines and the training loop.
 
-    `rollout_engine` replaces the recipe's; the caller closes it. `start_from` maps a policy to the folder of the weights that it starts from,
-    which are also its reference. Features may keep files in `run_dir`. `warmup` is called at every step of the warm-up, `say` at every
-    phase. All `ranks` load everything; the first rank creates the bases for all.
+    The argument `rollout_engine` replaces the rollout engine of the recipe; the caller closes it. The argument `start_from`
+    maps policies to the folders of their initial weights, which are also the weights of their references. Features may store
+    files in `run_dir`. The function `warmup` is called at every step of the warm-up, and `say` at every phase. All `ranks`
+    load all models; the first rank creates the bases for all ranks.
     """
     config, algorithm, team = prepared.config, prepared.algorithm, prepared.team
     if not rollout_engine:
@@ -173,11 +176,14 @@ def load_pieces(
 # -------- Ranks
 
 WAITING = 1800.0
-"""Seconds for which a rank waits for the others if the train engine has no `timeout`."""
+"""The maximum time in seconds for which a rank waits for other ranks if the train engine has no `timeout`."""
 
 
 def join_ranks(config: RunConfig) -> Ranks:
-    """Join the processes that a launcher has started with this one; return `ALONE` without a launcher."""
+    """Join the processes that a launcher has started together with this process, and return them.
+
+    Return `ALONE` if there is no launcher.
+    """
     if launched_rank() is None:
         return ALONE
     from kapelle.runtime.rank_group import ranks_here
@@ -186,7 +192,7 @@ def join_ranks(config: RunConfig) -> Ranks:
 
 
 def check_same_run(ranks: Ranks, config: RunConfig, team: Team, began_from: Mapping[str, Path]) -> None:
-    """Raise ConfigError in every rank unless all have equal settings, data, weights and versions, or if the run needs a single process."""
+    """Raise ConfigError in every rank if ranks differ in settings, data, weights or versions, or if the run needs a single process."""
     if ranks.size == 1:
         return
     if offers(config.environment, DrivenByPrograms):

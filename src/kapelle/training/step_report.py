@@ -1,4 +1,4 @@
-"""The report of a step: why it had no learning signal, metrics of credit, distributions, and traces of a few episodes.
+"""Report a training step: why it had no learning signal, metrics of credit, distributions, and traces of a few episodes.
 
 This module does not affect training. Shapes: T completion tokens of one turn, K tokens of one agent or critic in a step.
 """
@@ -30,33 +30,35 @@ from kapelle.types import Group, Turn
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A finished step of training."""
+    """A finished training step."""
 
     number: int
-    """Number of the step, from 1; it is also the number of steps for which the weights have been trained."""
+    """The number of the step, starting from 1. The number of the step is also the number of steps for which the weights have
+    been trained."""
     groups: tuple[Group, ...]
     metrics: Mapping[str, float]
     traces: tuple[Trace, ...] = ()
     """The credit of the tokens of a few episodes (`record.credit_episodes`)."""
     idle: str = ""
-    """Why it had no learning signal; empty if it learned."""
+    """The reason why the step had no learning signal. The string is empty if there was a learning signal."""
     distributions: Mapping[str, Histogram] = field(default_factory=dict)
-    """Distributions of rewards, advantages, lengths and tokens, by kind and agent or policy."""
+    """The distributions of rewards, advantages, lengths and token statistics, by kind and agent or policy."""
 
 
 # -------- Steps without a learning signal
 
 LONG = 10
-"""Number of consecutive idle steps after which a warning is reported; if no episode was scored, the run ends."""
+"""The number of consecutive steps without a learning signal after which a warning is reported. If no episode was scored in
+these steps, the run ends."""
 NOT_SCORED = "no episode was scored"
 WHERE = "docs/howto/reward_does_not_move.md"
 
 
 def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: bool, judged: bool) -> str:
-    """Return why a step had no learning signal; empty if it learned.
+    """Return the reason why a step had no learning signal, or an empty string if it had one.
 
-    `updated` is whether any turn had credit, and `judged` whether turns have rewards in addition to the environment's. A critic learns
-    from equal rewards, but not if there are none.
+    The argument `updated` states whether any turn had credit, and `judged` states whether turns have rewards in addition to
+    those of the environment. A critic learns even if all rewards are equal, but not if there are no rewards.
     """
     advantages = [
         value for name, value in metrics.items() if name.startswith(("advantage/", "advantage_std/"))
@@ -76,29 +78,35 @@ def why_idle(algorithm: Algorithm, metrics: Mapping[str, float], *, updated: boo
 
 
 CUT = 0.05
-"""Share of an agent's constrained completions above which cut-off completions are reported."""
+"""The share of truncated completions among an agent's constrained completions above which they are reported."""
 
 
 class IdleSteps:
-    """Counts idle steps, failed episodes, cut-off completions, and values of reward functions; each line is reported once."""
+    """Count steps without a learning signal, failed episodes, truncated completions, and missing scores of reward functions.
+
+    Each line is reported once.
+    """
 
     def __init__(
         self, say: Callable[[str], None], settings: Mapping[str, Any], show: Callable[[str], None]
     ) -> None:
-        """`settings` are those of the run. `show` receives lines about failed episodes, and `say` receives all other lines."""
+        """Set the settings of the run and the reporting functions.
+
+        Lines about failed episodes are passed to `show`, and all other lines to `say`.
+        """
         self._report, self._show = say, show
         self._settings = settings
         self._first: list[dict[str, float]] = []
-        """Metrics of the first `YOUNG` steps."""
+        """The metrics of the first `YOUNG` steps."""
         self._cut: set[str] = set()
-        """Agents whose completions have been reported as cut off."""
+        """The agents whose completions have been reported as truncated."""
         self._row = 0
         self._unscored = 0
         self._named: set[str] = set()
         self._failed = False
 
     def note(self, step: Step) -> None:
-        """Count a step; raise TrainingHalted if no episode was scored in `LONG` consecutive steps."""
+        """Count a step. Raises TrainingHalted if no episode was scored in `LONG` consecutive steps."""
         for name, (scored, requested) in rewarded_counts(step.groups).items():
             if scored < requested and name not in self._named:
                 self._named.add(name)
@@ -139,7 +147,7 @@ class IdleSteps:
             )
 
     def _note_cut(self, step: Step) -> None:
-        """Report each agent once whose constrained completions are cut off by `max_tokens`."""
+        """Report agents whose constrained completions are truncated at `max_tokens`. Each agent is reported once."""
         turns = [turn for group in step.groups for episode in group.episodes for turn in episode.turns]
         for agent in sorted({turn.agent for turn in turns if turn.trained and turn.constraint} - self._cut):
             own = [turn for turn in turns if turn.agent == agent and turn.constraint]
@@ -158,7 +166,7 @@ class IdleSteps:
 def credit_metrics(
     turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit], advantages: Mapping[str, Tensor]
 ) -> dict[str, float]:
-    """Return how many turns of each agent were trained on, and the mean and spread of its advantages."""
+    """Return, for each agent, the number of turns that were trained on, and the mean and standard deviation of the advantages."""
     row: dict[str, float] = {}
     for key, turn in turns:
         row[f"samples/{turn.agent}"] = row.get(f"samples/{turn.agent}", 0.0) + float(credit[key].weight > 0)
@@ -171,7 +179,7 @@ def credit_metrics(
 def advantages_of(
     turns: Sequence[tuple[TurnKey, Turn]], credit: Mapping[TurnKey, Credit]
 ) -> dict[str, Tensor]:
-    """Return the advantage of every token that was trained on, [K] for each agent."""
+    """Return the advantages of all trained tokens, as one tensor [K] for each agent."""
     by_agent: defaultdict[str, list[Tensor]] = defaultdict(list)
     for key, turn in turns:
         by_agent[turn.agent].append(credit[key].advantage_T)
@@ -179,7 +187,7 @@ def advantages_of(
 
 
 def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return the share of the returns' variance that each critic explains before the update."""
+    """Return the share of the variance of returns that each critic explains before the update."""
     row: dict[str, float] = {}
     for critic in dict.fromkeys(sample.learner for sample in samples):
         own = [sample for sample in samples if sample.learner == critic]
@@ -197,9 +205,10 @@ def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def episode_distributions(groups: Sequence[Group]) -> dict[str, Histogram]:
-    """Return histograms of the returns of each rewarded agent, of completion lengths, and of each policy's surprisal.
+    """Return histograms of the returns of each rewarded agent, the completion lengths, and the surprisal of each policy.
 
-    An environment may reward only some agents; the algorithm then shares the reward, and the other agents have no return here.
+    If an environment rewards only some agents, the other agents have no histogram of returns, even if the algorithm shares
+    the rewards.
     """
     found: defaultdict[str, list[float]] = defaultdict(list)
     likely: defaultdict[str, list[float]] = defaultdict(list)
@@ -217,12 +226,12 @@ def episode_distributions(groups: Sequence[Group]) -> dict[str, Histogram]:
 
 
 def credit_distributions(advantages: Mapping[str, Tensor]) -> dict[str, Histogram]:
-    """Return a histogram of each agent's advantages over tokens."""
+    """Return a histogram of the advantages of each agent over tokens."""
     return _histograms({f"advantage/{agent}": all_K.tolist() for agent, all_K in advantages.items()})
 
 
 def traced_distributions(groups: Sequence[Group], traces: Sequence[Trace]) -> dict[str, Histogram]:
-    """Return histograms of the entropy and the log ratio of the tokens of traced episodes, by policy."""
+    """Return histograms of the entropies and the log-ratios of the tokens in traced episodes, by policy."""
     episodes = [episode for group in groups for episode in group.episodes]
     found: defaultdict[str, list[float]] = defaultdict(list)
     ratios: defaultdict[str, list[float]] = defaultdict(list)
@@ -258,9 +267,10 @@ def traces(
     most: int,
     known: dict[str, dict[int, str]],
 ) -> tuple[Trace, ...]:
-    """Return the traces of up to `most` episodes after a step's update; `turns` are its trained turns.
+    """Return the traces of up to `most` episodes after the update of a step. `turns` contains the trained turns of the step.
 
-    `known` caches the text of tokens by policy and id. The engine evaluates their tokens with the new weights.
+    The argument `known` caches the text of tokens by policy and token id. The engine evaluates the tokens with the updated
+    weights.
     """
     kept = chosen(groups, most)
     traced = [(key, turn) for key, turn in turns if key in samples and key[:2] in kept]
@@ -305,7 +315,10 @@ def traces(
 
 
 def chosen(groups: Sequence[Group], most: int) -> set[tuple[int, int]]:
-    """Return (group, episode) of the episodes to keep: the best and worst of each group, with the largest range first."""
+    """Return the positions (group, episode) of up to `most` episodes.
+
+    The best and the worst episode of each group are selected, starting with the groups with the largest range of returns.
+    """
     ranked: list[tuple[float, int, list[int]]] = []
     for g, group in enumerate(groups):
         total = {

@@ -1,4 +1,4 @@
-"""The trainer: trains and evaluates a team, with all records of a run.
+"""The trainer, which trains and evaluates a team and records the run.
 
 trainer = Trainer.from_recipe("demo", "training.steps=50", run_dir="runs/mine")
 trainer.train()
@@ -61,7 +61,10 @@ from kapelle.types import Episode, Group, as_table
 
 
 def engine_of(sections: dict[str, Any], engine: Any, run_dir: Any, observer: Any) -> Any:
-    """Return the engine that was passed; settings of an engine become one of the `sections`. Raise ConfigError for anything else."""
+    """Return the engine that was passed, or None if engine settings were passed, which are added to `sections`.
+
+    Raises ConfigError for invalid arguments.
+    """
     if run_dir is not None and not isinstance(run_dir, str | Path):
         raise ConfigError(f"`run_dir` is {run_dir!r}. Give the path of a folder.")
     if run_dir == "":
@@ -88,25 +91,25 @@ def engine_of(sections: dict[str, Any], engine: Any, run_dir: Any, observer: Any
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The result of a run; `print` shows it in five lines."""
+    """The result of a call of `Trainer.train`. `print` displays it in five lines."""
 
     steps: int
-    """Number of training steps of the weights."""
+    """The number of steps for which the weights have been trained."""
     before: Evaluation | None
     after: Evaluation | None
     stopped_by: int
-    """0, or the exit code of the signal that stopped it (130, 143)."""
+    """The exit code of the signal that stopped training (130 or 143), or 0 if training was not stopped."""
     seconds: float = 0.0
-    """Wall time of this call, including evaluations."""
+    """The wall time of the call in seconds, including evaluations."""
     run_dir: Path | None = None
-    """The run directory; None without one."""
+    """The run directory, or None if there is none."""
     last: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the last step of this call; empty without steps."""
+    """The metrics of the last step of the call. The mapping is empty if no step was taken."""
     idle: str = ""
-    """Why that step had no learning signal; empty if it learned."""
+    """The reason why the last step had no learning signal. The string is empty if there was a learning signal."""
 
     def __str__(self) -> str:
-        """Return steps, the evaluations before and after, the last step's metrics, and the run directory."""
+        """Return five lines: the steps, the evaluations before and after training, the metrics of the last step, and the run directory."""
         ended = f"stopped, exit code {self.stopped_by}" if self.stopped_by else "done"
         learned = [f"nothing to learn from: {self.idle}"] if self.idle else []
         lines = {
@@ -121,7 +124,7 @@ class Summary:
         return "\n".join(f"{name:11}{text}" for name, text in lines.items())
 
     def _repr_html_(self) -> str:
-        """Return the result as a table, for notebooks."""
+        """Return the result as an HTML table for notebooks."""
         measured = [
             (name, str(each)) for name, each in (("before", self.before), ("after", self.after)) if each
         ]
@@ -132,16 +135,19 @@ class Summary:
 # -------- Custom metrics: a function of a step's episodes; its numbers are recorded as `custom/NAME`
 
 Metrics = Callable[[Sequence[Episode]], Mapping[str, float]]
-"""Episodes of a step or an evaluation, including failed ones → number by name."""
+"""A function from the episodes of a step (including failed episodes) to numbers by name."""
 CUSTOM = "custom/"
-"""Prefix of their names."""
+"""The prefix of the names of custom metrics."""
 
 
 class CustomMetrics:
-    """Calls the function; each of its errors is reported once, and the run continues."""
+    """Compute custom metrics with a user's function. Each error of the function is reported once, and the run continues."""
 
     def __init__(self, function: Metrics | None, say: Callable[[str], None]) -> None:
-        """Set the function, if there is one; `say` receives its errors. Raises ConfigError if it is not callable."""
+        """Set the function, if there is one.
+
+        Errors of the function are reported to `say`. Raises ConfigError if `function` is not callable.
+        """
         if function is not None and not callable(function):
             raise ConfigError(
                 f"`metrics` is {type(function).__name__}. Give a function that takes a list of episodes and returns a mapping from names to numbers."
@@ -151,7 +157,7 @@ class CustomMetrics:
         self._reported: set[str] = set()
 
     def of(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return the numbers of groups, by name with the prefix."""
+        """Return the custom metrics of the groups. The names of the metrics begin with the prefix `custom/`."""
         if self._function is None:
             return {}
         try:
@@ -180,7 +186,10 @@ def _recipe(
     given: dict[str, LanguageModel],
     origin: Mapping[str, str] | None,
 ) -> Recipe:
-    """Return the settings of a run from a config or from its sections, with their origins; raise ConfigError for both or neither."""
+    """Return the settings of a run from a config or from sections, with their origins.
+
+    Raises ConfigError if both or neither are given.
+    """
     if isinstance(config, str):
         raise ConfigError(
             f"`Trainer` does not accept the name of a recipe. Write Trainer.from_recipe({config!r})."
@@ -200,20 +209,20 @@ def _recipe(
 
 
 def _options(*decided: str) -> list[str]:
-    """Return the keywords that a trainer accepts with a whole recipe or run, without those that the call has already `decided`."""
+    """Return the keywords that a trainer accepts together with a whole recipe or run, except the keywords in `decided`."""
     aside = {"self", "config", "sections", *decided}
     return [each for each in signature(Trainer.__init__).parameters if each not in aside]
 
 
 def _check_options(call: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise ConfigError for the first option that is not a keyword allowed with a whole recipe or run."""
+    """Raise ConfigError if an option is not a keyword that is allowed together with a whole recipe or run."""
     word = next((word for word in options if word not in known), None)
     if word is not None:
         _refuse(call, word, known)
 
 
 def _refuse(call: str, word: str, known: Sequence[str]) -> NoReturn:
-    """Raise ConfigError for a keyword that is not allowed with a whole recipe or run: a setting, or an unknown word."""
+    """Raise ConfigError for a keyword that is not allowed together with a whole recipe or run: a setting or an unknown keyword."""
     hint = did_you_mean(word, known)
     meant = hint.startswith(" Did you mean") and word not in RunConfig.model_fields
     if meant or not names_settings(word):
@@ -227,7 +236,7 @@ def _refuse(call: str, word: str, known: Sequence[str]) -> NoReturn:
 
 
 def _check_count(name: str, count: object, least: int) -> None:
-    """Raise ConfigError for an argument that is neither None nor a whole number of at least `least`."""
+    """Raise ConfigError if an argument is neither None nor an integer of at least `least`."""
     if count is not None and (type(count) is not int or count < least):
         raise ConfigError(f"`{name}` is {count!r:.40}. Give a whole number of at least {least}, or omit it.")
 
@@ -237,11 +246,12 @@ R = TypeVar("R")
 
 
 SEVERAL = 20
-"""Number of steps from which excluding long-lived objects from garbage collection saves time; it costs a third of a second."""
+"""The minimum number of steps for which long-lived objects are excluded from garbage collection. The exclusion takes a third
+of a second, which is more than it saves in fewer steps."""
 
 
 class Trainer:
-    """Trains one team; use it as a context manager, or `close` it."""
+    """A trainer for one team. Use the trainer as a context manager, or call `close` at the end."""
 
     def __init__(
         self,
@@ -257,14 +267,15 @@ class Trainer:
         metrics: Metrics | None = None,
         **sections: Any,
     ) -> None:
-        """Check all settings, then load models and build the run. Raises the errors of `errors.py`.
+        """Check all settings, load the models and build the run. Raises errors of `kapelle.errors`.
 
-        Takes a `config`, or its sections as keywords (`environment=…, workflow=…, algorithm=…, team=…`): typed settings
-        (`kapelle.settings.schema.TeamConfig(…)`) or dictionaries. `model` may also be a path or a `LanguageModel`. `models` maps the
-        value of `model.path` or an agent's `model` to models in memory. `engine` replaces the recipe's rollout engine. `start_from`
-        gives weights in addition to the setting; a `Path` is a policy's own folder. `origin` describes where values came from, by
-        dotted setting. Without `run_dir`, nothing is written. The numbers that `metrics` returns for a step's episodes are recorded as
-        `custom/NAME`.
+        Settings are given as a `config`, or as sections in keyword arguments (`environment=…, workflow=…, algorithm=…,
+        team=…`). A section is an object of typed settings (`kapelle.settings.schema.TeamConfig(…)`) or a dict. The section
+        `model` may also be a path or a `LanguageModel`. The argument `models` maps values of `model.path` or of an agent's
+        `model` to models in memory. `engine` replaces the rollout engine of the recipe. `start_from` names initial weights in
+        addition to the setting; a `Path` is the folder of a single policy. `origin` describes, by dotted setting, where
+        values come from. If `run_dir` is None, no files are written. The function `metrics` is called with the episodes of
+        each step, and the numbers that it returns are recorded as `custom/NAME`.
         """
         given, sections = dict(models or {}), dict(sections)
         with in_python():
@@ -356,10 +367,10 @@ class Trainer:
     def from_recipe(
         cls, name: str, *settings: str, overlays: tuple[str, ...] = (), real: bool = False, **options: Any
     ) -> Trainer:
-        """Build a trainer from a built-in recipe or a YAML file, with `key.path=value` settings.
+        """Create a trainer from a built-in recipe or a YAML file, with additional settings in the form `key.path=value`.
 
-        `real` selects the recipe's values for a pretrained model. The observer or a warning reports values that do not suit
-        `model.path`.
+        If `real` is true, the values of the recipe for a pretrained model are used. Values that do not suit `model.path` are
+        reported to the observer, or as a warning.
         """
         with in_python():
             _check_options("Trainer.from_recipe", options, _options("origin"))
@@ -372,7 +383,7 @@ class Trainer:
 
     @staticmethod
     def _note(note: str, observer: Observer | None) -> None:
-        """Report a note on the settings to the observer, or as a warning."""
+        """Report a note about the settings to the observer, or as a warning if there is no observer."""
         if observer is None:
             warnings.warn(note, stacklevel=3)
         else:
@@ -380,9 +391,9 @@ class Trainer:
 
     @classmethod
     def from_run(cls, path: str | Path, *settings: str, **options: Any) -> Trainer:
-        """Load a run's newest intact checkpoint to evaluate or collect, or another one: `RUN@best`, `RUN@12`.
+        """Create a trainer with the newest intact checkpoint of a run, to evaluate the team or collect episodes.
 
-        The run directory is only read.
+        Another checkpoint is selected by `RUN@best` or by its step, for example `RUN@12`. The run directory is only read.
         """
         with in_python():
             _check_options("Trainer.from_run", options, _options())
@@ -398,11 +409,11 @@ class Trainer:
 
     @property
     def done(self) -> int:
-        """Number of training steps of the weights."""
+        """The number of steps for which the weights have been trained."""
         return self._progress.done
 
     def steps(self, count: int | None = None) -> Iterator[Step]:
-        """Take `count` more steps (by default all remaining ones), and yield each step after it is recorded."""
+        """Take `count` more steps, or all remaining steps by default. Yield each step after it is recorded."""
         _check_count("count", count, least=0)
         taken = self._taken(count)
         while True:
@@ -442,7 +453,10 @@ class Trainer:
                 yield step
 
     def _explained(self, error: ParityError) -> ParityError:
-        """Return the error that ends a run: the metrics so far may show that the run diverges, so that the sampler is not at fault."""
+        """Return the error that ends a run.
+
+        If the metrics show that the run diverges, the error says so, because the sampler is then not the cause.
+        """
         run = self._records.run
         verdict = None if run is None else verdict_of(run.path)
         found = [] if verdict is None else [each for each in verdict.evidence if each.word == "diverging"]
@@ -453,14 +467,14 @@ class Trainer:
         )
 
     def _record(self, last: int, step: Step) -> Step:
-        """Record a step, and return it with custom metrics."""
+        """Record a step, and return the step with custom metrics."""
         step = replace(step, metrics={**step.metrics, **self._custom.of(step.groups)})
         self._records.step(step, last)
         self._idle.note(step)
         return step
 
     def _measure(self, last: int) -> bool:
-        """Evaluate if it is due, and return whether it was done."""
+        """Evaluate if an evaluation is due, and return whether an evaluation was done."""
         every = self.config.evaluation.every
         due = every > 0 and self.done % every == 0 and 0 < self.done < last
         if not due:
@@ -474,7 +488,10 @@ class Trainer:
 
     @in_python()
     def train(self, steps: int | None = None) -> Summary:
-        """Evaluate, train and evaluate again; the first Ctrl-C or SIGTERM stops after the current step and saves."""
+        """Evaluate, train and evaluate again.
+
+        The first Ctrl-C or SIGTERM stops training after the current step and saves a checkpoint.
+        """
         _check_count("steps", steps, least=0)
         before = after = None
         last: Mapping[str, float] = {}
@@ -512,7 +529,7 @@ class Trainer:
 
     @in_python()
     def evaluate(self, problems: int | None = None, greedy: bool | None = None) -> Evaluation:
-        """Evaluate the team on held-out problems, or the trained verifier; record the result."""
+        """Evaluate the team (or the trained verifier) on held-out problems, and record the result."""
         _check_count("problems", problems, least=1)
         problems = problems or self.config.evaluation.problems
         self._progress.restore()
@@ -535,15 +552,16 @@ class Trainer:
     def blame(
         self, episodes: int = 50, samples: int = 8, split: str = "eval", seed: int | None = None
     ) -> Blame:
-        """Return the blame of each turn in evaluation episodes with the current weights; see `kapelle.blame` for a run.
+        """Return the blame of each turn in evaluation episodes with the current weights.
 
-        The result is stored in the folder `blame` of the run directory, if there is one.
+        See `kapelle.blame` for the blame of a saved run. If there is a run directory, the result is stored in its folder
+        `blame`.
         """
         run = self._records.run
         return blame_team(self, None if run is None else run.path, (), episodes, samples, split, seed)
 
     def _tell(self, text: str) -> None:
-        """Report to the observer or, without one, by a Python warning."""
+        """Report a line to the observer, and as a Python warning if no observer was passed."""
         if self._warns and not self.ranks.rank:
             warnings.warn(text, stacklevel=3)
         self.observer.phase("learning", text)
@@ -554,7 +572,7 @@ class Trainer:
 
     @in_python()
     def save(self) -> Path:
-        """Write a checkpoint into the run directory; raise ConfigError if there is none."""
+        """Write a checkpoint to the run directory. Raises ConfigError if there is no run directory."""
         if not self._progress.kept:
             raise ConfigError(
                 'A checkpoint needs a run directory. Create the trainer with `run_dir="runs/mine"`, or write only the policies: '
@@ -564,7 +582,7 @@ class Trainer:
         return self._progress.save()
 
     def _judge(self) -> None:
-        """Evaluate a verifier before it is saved with its judgement."""
+        """Evaluate a trained verifier before it is saved, because its judgement is saved with it."""
         if self.algorithm.judges and self._held_out.judgement(self.done) is None and not stop_requested():
             self.evaluate()
 
@@ -575,21 +593,27 @@ class Trainer:
 
     @in_python()
     def save_policies(self, folder: str | Path) -> None:
-        """Write every trained policy in a standard format: adapters as PEFT folders, models by `save_pretrained`."""
+        """Write every trained policy in a standard format: adapters as PEFT folders, and whole models as written by `save_pretrained`."""
         self._progress.check_finished()
         self._progress.write_policies(Path(folder))
 
     @in_python()
     def load_checkpoint(self, folder: str | Path) -> Mapping[str, Any]:
-        """Load a checkpoint, or the newest intact one of a folder, and return its loop part; report damaged checkpoints."""
+        """Load a checkpoint, or the newest intact checkpoint in a folder, and return the state of the loop.
+
+        Damaged checkpoints are reported.
+        """
         return self._progress.load(Path(folder))
 
     def close(self) -> None:
-        """Release the run directory, the trackers and the engines; the caller closes an `engine` that it passed."""
+        """Release the run directory, the trackers and the engines.
+
+        An `engine` that was passed to the trainer is closed by the caller.
+        """
         self._closing.close()
 
     def close_at_exit(self) -> None:
-        """Close the trainer when it is garbage-collected, or at the latest when Python exits."""
+        """Close the trainer automatically when it is garbage-collected, or at the latest when Python exits."""
         weakref.finalize(self, self._closing.close)
 
     def __enter__(self) -> Self:

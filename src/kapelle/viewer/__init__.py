@@ -1,1 +1,1 @@
-"""The web viewer of runs: curves, conversations and credit, read from run directories alone; needs no torch."""
+"""The web viewer of runs, which shows curves, conversations and credit. The viewer reads only run directories and does not need torch."""

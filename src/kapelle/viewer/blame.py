@@ -1,7 +1,7 @@
-"""Pages with the results of `kapelle blame`: which turns lost episodes.
+"""Creates the pages with the results of `kapelle blame`, which show the turns that made episodes fail.
 
-A conversation is drawn as a strip: the probability of success over time, in the colour of the agent whose turn changed
-it.
+A conversation is drawn as a strip that shows the probability of success over time. Each change has the colour of the
+agent whose turn caused it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from kapelle.viewer.calls import shown_calls
 from kapelle.viewer.episode import ShownEpisode
 
 WIDTH, HEIGHT = 96.0, 132.0
-"""Width of one moment of the strip, and height of probability 1, in CSS pixels."""
+"""The width of one moment of the strip, and the height of probability 1, in CSS pixels."""
 EDGE = 34.0
-"""Width of the margin with the numbers, in CSS pixels."""
+"""The width of the margin that contains the numbers, in CSS pixels."""
 LISTED = 500
-"""Maximum number of episodes in the list."""
+"""The maximum number of episodes in the list."""
 SMALL = (64.0, 18.0)
-"""Width and height of a curve in the list, in CSS pixels."""
+"""The width and height of a curve in the list, in CSS pixels."""
 
 
 def kept(run: Path) -> dict[str, Blame]:
-    """Return the results by file name, newest first; empty files are omitted."""
+    """Return the results by file name, with the newest file first. Empty files are omitted."""
     found = {}
     for path in blame_files(run):
         head, episodes = read_blamed(path)
@@ -41,10 +41,10 @@ def kept(run: Path) -> dict[str, Blame]:
 
 
 def offered(run: Path, split: str, step: int, episode: ShownEpisode) -> dict[str, Any] | None:
-    """Return the file that shows which turn lost an episode, or the command that measures it.
+    """Return the file that shows which turn made an episode fail, or the command that measures it.
 
-    Return None for an episode that did not fail or has only one turn, and for a run without the checkpoint that the
-    command loads.
+    The result is None for an episode that did not fail or has only one turn, and for a run without the checkpoint that
+    the command loads.
     """
     if episode.success is None or episode.success >= 1.0 or episode.error or len(episode.turns) < 2:
         return None
@@ -69,7 +69,7 @@ def _cost(episode: BlamedEpisode) -> float | None:
 
 
 def listing(result: Blame) -> dict[str, Any]:
-    """Return the content of a file's page: a table of agents and turns, and the episodes."""
+    """Return the content of the page for one file: a table of agents and turns, and the episodes."""
     return {
         "file": "" if result.file is None else result.file.name,
         "measured": result.measured,
@@ -92,12 +92,12 @@ def listing(result: Blame) -> dict[str, Any]:
 
 
 def color_of(agents: Sequence[str], agent: str) -> int:
-    """Return the number of an agent's colour, as on the pages of episodes."""
+    """Return the number of an agent's colour, which is the same as on the pages of episodes."""
     return 1 + list(agents).index(agent) % 7 if agent in agents else 0
 
 
 def _small(values: Sequence[float | None]) -> str:
-    """Return the points of a curve in the list, for an SVG polyline; unknown values are omitted."""
+    """Return the points of a curve in the list for an SVG polyline. Unknown values are omitted."""
     width, height = SMALL
     step = width / max(1, len(values) - 1)
     known = [(k * step, value) for k, value in enumerate(values) if value is not None]
@@ -105,10 +105,10 @@ def _small(values: Sequence[float | None]) -> str:
 
 
 def conversation(episode: BlamedEpisode, chosen: int | None, form: object = None) -> dict[str, Any]:
-    """Return the content of a conversation's page: its strip, and each turn with its alternatives.
+    """Return the content of a conversation's page, which consists of the strip and of each turn with its alternatives.
 
-    `chosen` is the index of the turn whose alternatives are open; the default is the turn with the largest drop, or the
-    first turn. `form` is the format of tool calls in the run's settings.
+    The argument `chosen` is the index of the turn whose alternatives are shown; the default is the turn with the
+    largest drop, or the first turn. The argument `form` is the format of tool calls in the settings of the run.
     """
     indexes = [turn.index for turn in episode.turns]
     if chosen not in indexes:

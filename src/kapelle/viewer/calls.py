@@ -1,4 +1,4 @@
-"""The tool calls in a turn's text, each with its result if the agent has read it."""
+"""Extracts the tool calls in the text of a turn, each with its result if the agent has read the result."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, get_args
 from kapelle.environments.grading.text.tool_call import Form, NotCalls, beside_calls, parse_calls
 
 FORMS: Sequence[Form] = ("hermes", "qwen_coder", "glm", "mistral", "deepseek", "harmony", "llama")
-"""The formats that are tried for every run. The remaining format, `pythonic`, is excluded, because ordinary text can look like it."""
+"""The formats of tool calls that are tried for every run. The format `pythonic` is excluded, because ordinary text can look like it."""
 
 
 def shown_calls(text: str, form: object, results: Sequence[str] | None = None) -> dict[str, Any] | None:
-    """Return the calls in a text, and the rest of the text; None for a text without valid calls.
+    """Return the tool calls in a text and the rest of the text, or None if the text contains no valid calls.
 
-    `form` is the format of the run's environment, if it has one. `results` are the results that the agent read next, or
-    None if they are unknown. If there is one result for each call, each is shown beside its call; otherwise all are
-    shown beside the first call.
+    The argument `form` is the format of tool calls in the run's environment, if the environment has one. The argument
+    `results` contains the results that the agent read next, or None if they are unknown. If there is one result for
+    each call, each result is shown beside its call. Otherwise, all results are shown beside the first call.
     """
     own: list[Form] = [each for each in get_args(Form) if each == form]
     for kind in dict.fromkeys([*own, *FORMS]):
@@ -43,7 +43,7 @@ def shown_calls(text: str, form: object, results: Sequence[str] | None = None) -
 
 
 def results_after(turns: Sequence[Any], place: int) -> list[str]:
-    """Return the tool results that the agent of a turn read in its next turn."""
+    """Return the tool results that the agent of a turn read in the prompt of its next turn."""
     following = (turn for turn in turns[place + 1 :] if turn.agent == turns[place].agent)
     messages: Sequence[Mapping[str, Any]] = next((turn.new_messages for turn in following), ())
     return [str(message["content"]) for message in messages if message["role"] == "tool"]

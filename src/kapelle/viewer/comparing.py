@@ -1,9 +1,9 @@
-"""Comparison of runs: curves grouped by settings, and a table of the settings that differ, with results.
+"""Compares runs: curves grouped by settings, and a table of the settings that differ, with the results.
 
-A query contains the runs (`run=KEY`, repeated), the settings to group by (`by=optimizer.lr`, repeated; `by=seed` groups
-the seeds of each recipe; an empty `by=` draws each run), the type of a group's curve (`spread=error`, `mean` or
-`median`) and the maximum number of curves (`most`). Without `by`, five or more runs are grouped by the settings that
-vary.
+A query contains the runs (`run=KEY`, repeated) and the settings to group by (`by=optimizer.lr`, repeated). With
+`by=seed`, the seeds of each recipe form a group, and with an empty `by=`, each run is drawn. A query also contains the
+type of a group's curve (`spread=error`, `mean` or `median`) and the maximum number of curves (`most`). If the query has
+no `by`, five or more runs are grouped by the settings that vary.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from kapelle.viewer.pages import chosen, html, json_answer, labels
 from kapelle.viewer.presenting import alike, differing, listed
 
 SEED = "seed"
-"""Groups the seeds of each recipe."""
+"""The choice of `by` that groups the seeds of each recipe."""
 DRAWN = (12, 24, 48, 96, 500)
-"""Choices for the maximum number of curves."""
+"""The choices for the maximum number of curves."""
 USUAL = 24
-"""Default for the maximum number of curves."""
+"""The default of the maximum number of curves."""
 GROUPED = 5
-"""If there are at least this many runs, they are grouped by default."""
+"""The minimum number of runs that are grouped by default."""
 GROUPS = 12
-"""Maximum number of groups by default."""
+"""The maximum number of groups if runs are grouped by default."""
 WIDE = 8
-"""Maximum number of runs or groups that are columns of the settings table; if there are more, they are rows."""
+"""The maximum number of runs or groups that are shown as columns of the settings table. A larger number of runs or groups is
+shown as rows."""
 COLUMNS = 16
-"""Maximum number of settings in a table with one row for each run."""
+"""The maximum number of settings in a table that has one row for each run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,13 @@ class ComparisonQuery:
     """The choices in a query."""
 
     by: tuple[str, ...]
-    """Settings by which runs are grouped; if empty, each run is drawn."""
+    """The settings by which runs are grouped. If empty, each run is drawn as a separate curve."""
     spread: curves.Spread
     most: int
 
     @classmethod
     def of(cls, query: QueryParams, runs: Sequence[ViewedRun]) -> ComparisonQuery:
-        """Read a query about these runs; missing choices have their defaults."""
+        """Read a query about the given runs. Missing choices are replaced by their defaults."""
         chosen = tuple(dict.fromkeys(name for name in query.getlist("by") if name))[:4]
         by = chosen if "by" in query else usual_grouping(runs)
         most, spread = query.get("most", ""), query.get("spread")
@@ -64,12 +65,15 @@ class ComparisonQuery:
         )
 
     def query(self) -> str:
-        """Return the choices as a part of a query."""
+        """Return the choices as part of a query string."""
         names = self.by or ("",)
         return urlencode([*(("by", name) for name in names), ("spread", self.spread), ("most", self.most)])
 
     def arranged(self, runs: Sequence[ViewedRun]) -> tuple[list[ViewedRun], list[str]]:
-        """Return the runs in the order of their groups' values, and the name of each run's group; without groups there are no names."""
+        """Return the runs in the order of their groups' values, and the name of each run's group.
+
+        Without groups, the list of names is empty.
+        """
         if not self.by:
             return list(runs), []
         if self.by == (SEED,):
@@ -90,9 +94,9 @@ class ComparisonQuery:
 
 
 def usual_grouping(runs: Sequence[ViewedRun]) -> tuple[str, ...]:
-    """Return the settings that vary among five or more runs: those with the fewest values, in at most `GROUPS` groups.
+    """Return the settings that vary among five or more runs, starting with those with the fewest values, in at most `GROUPS` groups.
 
-    Returns the seed if nothing else varies, and an empty tuple for fewer runs.
+    Returns the seed if no other setting varies, and an empty tuple for fewer runs.
     """
     if len(runs) < GROUPED:
         return ()
@@ -109,13 +113,16 @@ def usual_grouping(runs: Sequence[ViewedRun]) -> tuple[str, ...]:
 
 
 def _rank(value: object) -> tuple[bool, float, str]:
-    """Return a sort key for a setting's value: first numbers by size, then strings."""
+    """Return a sort key for the value of a setting. Numbers are sorted by size and come before strings."""
     found = number(value)
     return found is None, found or 0.0, str(value)
 
 
 def _recipes(runs: Sequence[ViewedRun]) -> list[str]:
-    """Return the name of each run's recipe: the recipe and the algorithm, and the folder if several recipes have the same two."""
+    """Return the name of the recipe of each run, which consists of the recipe and the algorithm.
+
+    The folder is added if several recipes have the same name and algorithm.
+    """
     kinds = [alike(run) for run in runs]
     first = dict(reversed(list(zip(kinds, runs, strict=True))))
     names = {kind: "{recipe}, {algorithm}".format(**listed(run)) for kind, run in first.items()}
@@ -127,7 +134,7 @@ def _recipes(runs: Sequence[ViewedRun]) -> list[str]:
 
 
 def drawn(runs: Sequence[ViewedRun], choice: ComparisonQuery) -> list[curves.CurveSource]:
-    """Return the curves of runs, or of their groups, up to the chosen maximum."""
+    """Return the curves of the runs or of their groups, up to the chosen maximum number of curves."""
     runs, groups = choice.arranged(runs)
     if not groups:
         runs = runs[: choice.most]
@@ -146,13 +153,13 @@ def drawn(runs: Sequence[ViewedRun], choice: ComparisonQuery) -> list[curves.Cur
 
 
 class DrawnRuns:
-    """Responds with the curves and the page of a comparison."""
+    """Responds to requests with the curves and the page of a comparison."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
 
     def answer(self, request: Request) -> Response:
-        """Return the curves as JSON."""
+        """Return the curves of the chosen runs as JSON."""
         runs = chosen(self._library, request)
         sources = drawn(runs, ComparisonQuery.of(request.query_params, runs))
         agents = list(dict.fromkeys(agent for run in runs for agent in run.agents()))
@@ -186,7 +193,10 @@ class DrawnRuns:
 def standings(
     runs: Sequence[ViewedRun], groups: Sequence[str], settings: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return a row for each run or group: the settings that differ, and the mean success with a 95 % interval over the group's runs."""
+    """Return a row for each run or group with the settings that differ and the mean success.
+
+    The mean success has a 95 % interval, which is computed over the runs of the group.
+    """
     names = groups or [run.key.replace("~", "/") for run in runs]
     members: dict[str, list[int]] = {}
     for k, name in enumerate(names):
@@ -209,7 +219,7 @@ def standings(
 
 
 def _measured(run: ViewedRun) -> float | None:
-    """Return a run's newest success on unseen problems."""
+    """Return the most recent success rate of a run on unseen problems."""
     with run.lock:
         run.refresh()
         row = run.measured()
@@ -217,6 +227,6 @@ def _measured(run: ViewedRun) -> float | None:
 
 
 def _together(values: Sequence[object]) -> str:
-    """Return the distinct values in a group: `0, 1, 2`, or only the first values if there are many."""
+    """Return the distinct values in a group as a string such as `0, 1, 2`. If there are many values, only the first ones are included."""
     texts = list(dict.fromkeys(map(str, values)))
     return ", ".join(texts[:6]) + (f" and {len(texts) - 6} more" if len(texts) > 6 else "")

@@ -1,4 +1,4 @@
-"""Curves of runs: panels, series and axes."""
+"""Prepares the curves of runs: panels, series and axes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from kapelle.viewer.library import AXES, ViewedRun
 from kapelle.viewer.lines import number
 
 POINTS = 1000
-"""Maximum number of points of one curve on a page."""
+"""The maximum number of points of one curve on a page."""
 MANY = 24
-"""Maximum number of runs whose curves have that many points; with more runs, each curve has fewer points."""
+"""The maximum number of runs whose curves have `POINTS` points. With more runs, each curve has fewer points."""
 Spread = Literal["error", "mean", "median"]
-"""The curve of a group: the mean with the standard error or Student's 95 % interval, or the median with quartiles."""
+"""The type of a group's curve: the mean with the standard error or with Student's 95 % interval, or the median with quartiles."""
 BANDS = (*ACTIVITIES, "idle")
-"""The parts of a step's time, from the bottom to the top of the stack."""
+"""The parts of the time of a step, from the bottom to the top of the stack."""
 
 
 def panel_of(name: str) -> str:
-    """Return the panel of a metric."""
+    """Return the name of the panel that shows a metric."""
     return _owner(name)[0]
 
 
 def _owner(name: str) -> tuple[str, str]:
-    """Return the panel of a metric, and its agent or policy, which is empty for the whole team."""
+    """Return the panel of a metric and its agent or policy, which is empty for metrics of the whole team."""
     described = describe(name)
     if described is not None and described.panel is not None:
         return described.panel
@@ -65,13 +65,12 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
     **{feature.replace("_", " ").capitalize(): tuple(dict.fromkeys(panel_of(metric.pattern) for metric in metrics_of(feature))) for feature in FEATURES},
 }  # fmt: skip
-"""Sections of a page and their panels in order, by family (the part of a metric's name before the slash).
+"""The sections of a page with their panels in order. Panels are identified by the part of a metric's name before the slash.
 
-Reward functions have a section with one panel per function, because their units differ.
-"""
+The reward functions have a section with one panel per function, because their units differ."""
 FUNCTIONS = "Reward functions"
 REWARDED_SHARES = ("reward_function_none", "reward_function_failed")
-"""Metrics that are shares of episodes; for these, all reward functions share a panel."""
+"""The metrics that are shares of episodes. For these metrics, all reward functions share a panel."""
 
 
 _UNKNOWN = Metric(
@@ -85,24 +84,24 @@ _UNKNOWN = Metric(
 
 @dataclass(frozen=True, slots=True)
 class CurveSource:
-    """The values of a run or of a group for its curves."""
+    """The values of a run or of a group that are drawn as curves."""
 
     key: str
     label: str
     axes: Mapping[str, Sequence[float]]
     columns: Mapping[str, Sequence[float | None]]
     low: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    """Lower edge of a group's band, by column; empty for a single run."""
+    """The lower edge of a group's band, by column; empty for a single run."""
     high: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     evaluations: Sequence[Mapping[str, Any]] = ()
     rows: int = 0
-    """Number of steps that were read."""
+    """The number of steps that were read."""
     width: int = 1
-    """Number of steps that are averaged in one point."""
+    """The number of steps over which each point is averaged."""
 
 
 def source_of(run: ViewedRun, label: str | None = None, width: int | None = None) -> CurveSource:
-    """Return the curves of one run, with one point for each `width` steps; the default width is that of the page."""
+    """Return the curves of one run, with one point for each `width` steps. The default of `width` is computed from the number of steps."""
     with run.lock:
         run.refresh()
         table = run.metrics
@@ -132,17 +131,17 @@ def source_of(run: ViewedRun, label: str | None = None, width: int | None = None
 
 
 def width_of(rows: int, runs: int = 1) -> int:
-    """Return the number of steps that are averaged in one point; curves of many runs have fewer points."""
+    """Return the number of steps over which each point is averaged. With many runs, each curve has fewer points."""
     points = POINTS if runs <= MANY else max(POINTS // 10, POINTS * MANY // runs)
     return max(1, -(-rows // points))
 
 
 STRETCHES = 240
-"""Maximum number of columns of a heat map."""
+"""The maximum number of columns of a heat map."""
 
 
 def distributions_page(run: ViewedRun) -> dict[str, Any]:
-    """Return, as JSON, the heat maps of a run's distributions over steps, one for each recorded name."""
+    """Return the heat maps of a run's distributions over steps as plain JSON values, one for each recorded distribution."""
     with run.lock:
         run.refresh()
         steps, rows = run.distributions()
@@ -174,7 +173,7 @@ def distributions_page(run: ViewedRun) -> dict[str, Any]:
 
 
 def _traced(run: ViewedRun, step: int) -> str:
-    """Return a phrase with the number of a step's episodes that have traces."""
+    """Return a phrase with the number of episodes of a step that have traces."""
     kept, all_steps = len(traced(run.path, step)), run.metrics.axes["step"]
     k = bisect_right(all_steps, step) - 1
     samples = run.metrics.columns["samples"][k] if k >= 0 and "samples" in run.metrics.columns else None
@@ -183,7 +182,7 @@ def _traced(run: ViewedRun, step: int) -> str:
 
 
 def grouped(sources: Sequence[tuple[str, CurveSource]], spread: Spread = "median") -> list[CurveSource]:
-    """Return one source for each group name, with the mean or median of its runs and the band around it."""
+    """Return one source for each group, with the mean or the median of the group's runs and the band around it."""
     groups: dict[str, list[CurveSource]] = {}
     for name, source in sources:
         groups.setdefault(name, []).append(source)
@@ -191,7 +190,7 @@ def grouped(sources: Sequence[tuple[str, CurveSource]], spread: Spread = "median
 
 
 def _merged(name: str, members: Sequence[CurveSource], spread: Spread) -> CurveSource:
-    """Return the mean or median of several runs and the band around it, for each stretch of steps and each evaluated step."""
+    """Return the mean or the median of several runs and the band around it, for each interval of steps and each evaluated step."""
     if len(members) == 1:
         return replace(members[0], label=f"{name}: {members[0].label}")
     # An unfinished stretch of one run is merged with the same stretch of the other runs.
@@ -200,7 +199,7 @@ def _merged(name: str, members: Sequence[CurveSource], spread: Spread) -> CurveS
     where = {number: k for k, number in enumerate(numbers)}
 
     def laid(columns: Sequence[Sequence[float | None]]) -> Any:
-        """Return the runs' values, with one row per run and NaN for missing values."""
+        """Return the values of the runs as an array with one row per run and NaN for missing values."""
         table = np.full((len(members), len(numbers)), np.nan)
         for row, (column, own) in enumerate(zip(columns, cut, strict=True)):
             if column:
@@ -237,7 +236,7 @@ def _merged(name: str, members: Sequence[CurveSource], spread: Spread) -> CurveS
 
 
 def _band(table_RN: Any, spread: Spread) -> list[list[float | None]]:
-    """Return the lower end, middle and upper end over R runs at each of N points; None if too few runs have a value."""
+    """Return the lower end, middle and upper end over R runs at each of N points. A value is None if too few runs have a value."""
     count = np.sum(~np.isnan(table_RN), axis=0)
     with np.errstate(all="ignore"), catch_warnings():
         simplefilter("ignore", RuntimeWarning)  # points without a value
@@ -257,7 +256,7 @@ def _band(table_RN: Any, spread: Spread) -> list[list[float | None]]:
 def page(
     sources: Sequence[CurveSource], agents: Sequence[str], sections: Mapping[str, tuple[str, ...]] = SECTIONS
 ) -> dict[str, Any]:
-    """Return the content of a page of curves, as JSON."""
+    """Return the content of a page of curves as plain JSON values."""
     names = dict.fromkeys(name for source in sources for name in source.columns)
     families: dict[str, list[str]] = {}
     for name in names:
@@ -319,7 +318,7 @@ def _panel(
 
 
 def color(name: str, agents: Sequence[str]) -> int:
-    """Return the number of an agent's colour, which is the same on every page; 0 is the team's colour."""
+    """Return the number of an agent's colour, which is the same on every page. The number 0 is the colour of the team."""
     if not name:
         return 0
     known = list(agents)
@@ -330,7 +329,7 @@ def color(name: str, agents: Sequence[str]) -> int:
 
 
 def _times(source: CurveSource) -> dict[str, Any]:
-    """Return the stacked times of the parts of a step, in seconds: the upper edge of each band."""
+    """Return the stacked durations of the parts of a step in seconds, as the upper edge of each band."""
     parts = [name for name in BANDS if f"time/{name}" in source.columns]
     below: list[float] = [0.0] * len(source.axes["step"])
     bands = []

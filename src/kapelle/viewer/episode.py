@@ -1,4 +1,4 @@
-"""One episode of a run, shown as lanes of turns with coloured tokens and their credit; damaged rows can be read too."""
+"""Shows one episode of a run as lanes of turns with coloured tokens and their credit. Damaged rows can be read too."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from kapelle.viewer.pictures import pictures_of
 from kapelle.viewer.skimming import cast_of
 
 FORMS = (1,)
-"""Supported versions of the trace format; see experiments/log.md."""
+"""The supported versions of the trace format; see experiments/log.md."""
 MOST_TOKENS = 6000
-"""Maximum number of tokens of one turn on a page."""
+"""The maximum number of tokens of one turn that are shown on a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One sampled token with its numbers, which are None if they were not recorded."""
+    """A sampled token with its recorded numbers. Numbers that were not recorded are None."""
 
     id: int
     piece: str | None
@@ -49,7 +49,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class ShownTurn:
-    """One turn."""
+    """A turn of an episode as shown on a page."""
 
     agent: str
     policy: str
@@ -72,7 +72,7 @@ class ShownTurn:
 
 @dataclass(frozen=True, slots=True)
 class ShownEpisode:
-    """One episode."""
+    """An episode as shown on a page."""
 
     line: int
     group: int
@@ -83,37 +83,37 @@ class ShownEpisode:
     turns: Sequence[ShownTurn]
     branches: Sequence[ShownTurn]
     rewards: Mapping[str, float]
-    """The return of each agent: its rewards at the end and between turns."""
+    """The return of each agent, which is the sum of its rewards at the end of the episode and between turns."""
     success: float | None
     error: str
     truncated: bool
     info: Mapping[str, Any]
     data: Mapping[str, Any] = field(default_factory=dict)
     cast: Mapping[str, str] = field(default_factory=dict)
-    """Agent → the member of a league that replaces it."""
+    """Mapping from an agent to the league member that replaces the agent."""
 
     @property
     def reward(self) -> float | None:
-        """The agents' mean return; None if there are no returns."""
+        """The mean return of the agents, or None if there are no returns."""
         return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
 
     @property
     def tokens(self) -> int:
-        """Number of sampled tokens in the episode's turns."""
+        """The number of sampled tokens in the turns of the episode."""
         return sum(len(turn.ids) for turn in self.turns)
 
     @property
     def final(self) -> str:
-        """The team's answer, if the environment reports one."""
+        """The final answer of the team, if the environment reports one."""
         return text(self.info.get("final"))
 
 
 def read_step(
     run: Path, split: str, step: int, line: int
 ) -> tuple[ShownEpisode | None, list[ShownEpisode], int]:
-    """Return one episode of a step, the episodes of its group in the order of lines, and the number of lines.
+    """Return one episode of a step, the episodes of its group in the order of their lines, and the number of lines.
 
-    The episode is None if it is missing or cannot be read. Lines of other groups are not parsed.
+    The episode is None if its line is missing or cannot be read. Lines of other groups are not parsed.
     """
     lines = lines_of(run, split, step)
     row = parsed(lines[line]) if 0 <= line < len(lines) else None
@@ -130,20 +130,20 @@ def read_step(
 
 
 def read_episode(run: Path, split: str, step: int, line: int) -> ShownEpisode | None:
-    """Return one episode; None if it is missing or cannot be read."""
+    """Return one episode, or None if its line is missing or cannot be read."""
     lines = lines_of(run, split, step)
     row = parsed(lines[line]) if 0 <= line < len(lines) else None
     return None if row is None else episode_of(row, line)
 
 
 def step_episodes(run: Path, split: str, step: int) -> list[ShownEpisode]:
-    """Return the readable episodes of a step, in the order of lines."""
+    """Return the readable episodes of a step in the order of their lines."""
     rows = ((line, parsed(raw)) for line, raw in enumerate(lines_of(run, split, step)))
     return [episode_of(row, line) for line, row in rows if row is not None]
 
 
 def episode_of(row: Mapping[str, Any], line: int) -> ShownEpisode:
-    """Return the episode in a row."""
+    """Convert a recorded row to an episode."""
     task = mapping(row.get("task"))
     turns, branches = (
         [_turn(each, k, row) for k, each in enumerate(listing(row.get(kind))) if isinstance(each, Mapping)]
@@ -207,10 +207,11 @@ def _turn(row: Mapping[str, Any], place: int, episode: Mapping[str, Any]) -> Sho
 
 
 def sees(reader: ShownTurn, turn: ShownTurn, earlier: Sequence[ShownTurn]) -> bool:
-    """Return whether the prompt of `reader` contains a turn's text: both turns have the same agent, or the prompt quotes the text.
+    """Return whether the prompt of `reader` contains the text of a turn.
 
-    `earlier` contains the turns of the reader's agent up to `reader`. Quotes must end at word boundaries: `R12345` does
-    not quote `12`.
+    The result is true if both turns have the same agent, or if the prompt quotes the text of the turn. The argument
+    `earlier` contains the turns of the reader's agent up to `reader`. A quote must begin and end at word boundaries;
+    for example, `R12345` does not quote `12`.
     """
     words = turn.text.strip()
     if turn.index >= reader.completed_before or not words:
@@ -231,7 +232,7 @@ def sees(reader: ShownTurn, turn: ShownTurn, earlier: Sequence[ShownTurn]) -> bo
 
 
 def witnesses(episode: ShownEpisode) -> dict[int, list[str]]:
-    """Return, for each turn's index, the agents whose prompts contain the turn."""
+    """Return, for the index of each turn, the agents whose prompts contain the text of the turn."""
     found: dict[int, list[str]] = {turn.index: [] for turn in episode.turns}
     for agent in episode.agents:
         own = [turn for turn in episode.turns if turn.agent == agent]
@@ -242,7 +243,7 @@ def witnesses(episode: ShownEpisode) -> dict[int, list[str]]:
 
 
 def tokens_of(turn: ShownTurn, trace: Mapping[str, Any] | None, vocabulary: Mapping[int, str]) -> list[Token]:
-    """Return a turn's tokens, with numbers from a trace and text from the run's vocabulary."""
+    """Return the tokens of a turn, with numbers from a trace and text from the vocabulary of the run."""
     columns = [listing((trace or {}).get(name)) for name in ("entropy", "ratio", "advantage", "credit")]
     pieces = listing((trace or {}).get("pieces"))
     return [
@@ -259,13 +260,13 @@ def tokens_of(turn: ShownTurn, trace: Mapping[str, Any] | None, vocabulary: Mapp
 # -------- Traces: the credit of each token of some episodes
 
 NEWEST = 4
-"""Number of newest steps with traces from which the vocabulary is read."""
+"""The number of most recent steps with traces from which the vocabulary is read."""
 _LINE = re.compile(rb'\{"format":\d{1,6},"step":\d{1,12},"line":(\d{1,12}),')
-"""The beginning of a row, which contains the episode's line."""
+"""A regular expression for the beginning of a row, which contains the line of the episode."""
 
 
 def trace_of(run: Path, split: str, step: int, line: int) -> dict[int, Mapping[str, Any]]:
-    """Return an episode's trace by turn index; empty if there is none."""
+    """Return the trace of an episode by turn index, or an empty mapping if there is no trace."""
     if split != "train":
         return {}
     for raw in trace_lines(run, step):
@@ -283,7 +284,7 @@ def trace_of(run: Path, split: str, step: int, line: int) -> dict[int, Mapping[s
 
 
 def traced(run: Path, step: int) -> set[int]:
-    """Return the lines of a step's episodes that have a trace."""
+    """Return the line numbers of those episodes of a step that have a trace."""
     found = set()
     for raw in trace_lines(run, step):
         begins = _LINE.match(raw, 0, 80)
@@ -295,7 +296,7 @@ def traced(run: Path, step: int) -> set[int]:
 
 
 def vocabulary_of(run: Path, episode: ShownEpisode, trace: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
-    """Return the text of tokens by id, from the run's traces."""
+    """Return the text of tokens by token id, read from the traces of the run."""
     found: dict[int, str] = {}
     for step in list(stored_steps(run / "traces"))[-NEWEST:]:
         for raw in trace_lines(run, step):
@@ -316,9 +317,9 @@ def vocabulary_of(run: Path, episode: ShownEpisode, trace: Mapping[int, Mapping[
 # -------- The page of an episode: turns in lanes, shaded tokens, and the turns that each agent could read
 
 LANES = 6
-"""Maximum number of lanes; further agents share the last lane."""
+"""The maximum number of lanes. All further agents share the last lane."""
 COLUMNS = ("logprob", "entropy", "ratio", "advantage", "credit")
-"""Choices for the colour of tokens."""
+"""The choices for the quantity that determines the colour of tokens."""
 
 
 def conversation(
@@ -328,9 +329,9 @@ def conversation(
     reader: str,
     form: object = None,
 ) -> list[dict[str, Any]]:
-    """Return the turns of an episode in chronological order, each with its lane and whether `reader` could read it.
+    """Return the turns of an episode in chronological order, each with its lane and whether `reader` could read the turn.
 
-    `form` is the format of tool calls in the run's settings.
+    The argument `form` is the format of tool calls in the settings of the run.
     """
     seen_by = witnesses(episode)
     drawn = []
@@ -395,28 +396,28 @@ def _drawn_turn(
 
 
 TURNS = 40
-"""Maximum number of columns of a credit map."""
+"""The maximum number of columns of a credit map."""
 ATTEMPTS = 16
-"""Maximum number of episodes of a group in a credit map."""
+"""The maximum number of episodes of a group in a credit map."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreditCell:
-    """The credit of one turn of one episode."""
+    """The credit of one turn of an episode."""
 
     index: int
     value: float | None
-    """Mean advantage of its tokens, or its reward; None if neither was recorded."""
+    """The mean advantage of the turn's tokens, or the turn's reward, or None if neither was recorded."""
     recorded: bool
     """Whether the value is the advantage."""
     shade: str
-    """The style class of the value, relative to the whole map: `p1` to `p4`, `m1` to `m4`, or empty."""
+    """The style class of the value, relative to the whole map: one of `p1` to `p4` and `m1` to `m4`, or empty."""
 
 
 def credit_map(run: Path, split: str, step: int, group: Sequence[ShownEpisode]) -> list[dict[str, Any]]:
-    """Return a row for each episode and agent of a group, with a cell for each of the agent's turns and None for the turns of other agents.
+    """Return a row for each episode and agent of a group, with one cell for each turn of the agent.
 
-    The result is empty for a single episode, and if no value was recorded.
+    For turns of other agents, the cell is None. The result is empty for a single episode, and if no value was recorded.
     """
     rows: list[dict[str, Any]] = []
     for each in group[:ATTEMPTS]:
@@ -447,7 +448,7 @@ def _shade(value: float | None, most: float) -> str:
 
 
 def folded(info: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the entries of an episode's `info`, each with its name, one line, and the full text."""
+    """Return the entries of an episode's `info`, each with its name, a one-line form and the full content."""
     rows = []
     for name, value in info.items():
         whole = (

@@ -1,4 +1,4 @@
-"""A page of runs that needs no server: curves, teams, settings and a few episodes in one file."""
+"""Creates a page of runs that works without a server, with curves, teams, settings and a few episodes in a single file."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from kapelle.viewer.presenting import (
 SCRIPTS = ("uplot.js", "saving.js", "charts.js", "episode.js")
 STYLES = ("uplot.css", "viewer.css")
 MOST_RUNS = 24
-"""Maximum number of runs on the page; the most recently changed runs are shown."""
+"""The maximum number of runs on the page. The most recently changed runs are shown."""
 EPISODES = 4
-"""Episodes of each run on the page."""
+"""The number of episodes of each run on the page."""
 
 
 def exported(library: Library) -> bytes:
-    """Return the page; raises RunDirectoryError if there is no run."""
+    """Return the page. Raises RunDirectoryError if there is no run."""
     runs = library.runs()[:MOST_RUNS]
     if not runs:
         raise RunDirectoryError(f"There is no run under {library.roots[0]}. Give a run directory.")

@@ -1,4 +1,4 @@
-"""A user's regular expression, with limits on time and memory."""
+"""Evaluates regular expressions from users with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any
 import regex
 
 TEXT = 0.1
-"""Maximum time that an expression may take on one episode, in seconds."""
+"""Maximum time in seconds that an expression may take on one episode."""
 SLOW = 5
-"""Number of timeouts after which an expression is no longer used."""
+"""The number of timeouts after which an expression is no longer used."""
 LONGEST = 200
-"""Maximum number of characters of an expression."""
+"""The maximum number of characters of an expression."""
 MOST_REPEATS = 10_000
-"""Maximum number of copies of a part in nested repeats like `(a{100}){100}`; the compiler creates each copy."""
+"""The maximum number of copies of a part in nested repeats such as `(a{100}){100}`, because the compiler creates each copy."""
 
 
 @dataclass(slots=True)
 class Expression:
-    """A user's regular expression, with limits on time and memory."""
+    """A regular expression from a user, with limits on time and memory."""
 
     source: str
     trouble: str = ""
-    """Why the expression cannot be used; empty if it can."""
+    """The reason why the expression cannot be used; empty if the expression is valid."""
     slow: int = 0
-    """Number of timeouts."""
+    """The number of timeouts so far."""
     _pattern: Any = None
 
     def __post_init__(self) -> None:
-        """Compile the expression, or set `trouble`."""
+        """Compile the expression, or set `trouble` if it is invalid."""
         copies = 1
         for low, high in re.findall(r"\{(\d*)(?:,(\d*))?\}", self.source):
             copies *= max(1, int((high or low or "1")[:9]))
@@ -48,7 +48,7 @@ class Expression:
                 self.trouble = str(error) or type(error).__name__
 
     def finds(self, texts: Sequence[str]) -> bool:
-        """Return whether the expression matches in one of an episode's texts; False once it is no longer used."""
+        """Return whether the expression matches in one of an episode's texts. Returns False if the expression is no longer used."""
         if self._pattern is None or self.slow >= SLOW:
             return False
         end = time.monotonic() + TEXT

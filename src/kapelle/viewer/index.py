@@ -1,7 +1,7 @@
-"""The recorded episodes of a run in memory, for filters, orders and searches.
+"""Keeps the recorded episodes of a run in memory for filtering, sorting and searching.
 
-A thread reads new and changed steps and searches their texts, newest first. Pages show what has been read so far, and
-the thread's progress.
+A thread reads new and changed steps and searches their texts, starting with the newest step. Pages show the episodes
+that have been read so far and the progress of the thread.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from kapelle.viewer.lines import Place, recorded, stored_lines
 from kapelle.viewer.skimming import Skimmed, SkimmedPair, Tally, skimmed, spreads, tallies
 
 FILTERS = ("q", "outcome", "task", "agent", "least", "most", "short", "long", "finish", "tag", "re")
-"""Conditions in a query, apart from the split and the steps."""
+"""The names of the conditions in a query, except the split and the steps."""
 LOOK_AGAIN = 1.0
-"""Minimum time between two checks of a run's folders, in seconds."""
+"""Minimum time in seconds between two checks of a run's folders."""
 WAIT = 0.5
-"""Maximum time that a page waits for steps that are being read, in seconds."""
+"""Maximum time in seconds that a page waits for steps that are being read."""
 SEARCHES = 8
-"""Maximum number of searches whose results are kept; the newest searches are kept."""
+"""The maximum number of searches whose results are kept. The most recent searches are kept."""
 _CUT = 200
-"""Maximum number of characters of a text in a row; the step's `texts` hold all of it."""
+"""The maximum number of characters of a text in a row. The complete text is in the `texts` of the step."""
 
 
 class EpisodeRow(NamedTuple):
-    """An episode in the table of episodes."""
+    """An episode as a row in the table of episodes."""
 
     split: str
     step: int
@@ -46,11 +46,11 @@ class EpisodeRow(NamedTuple):
     answer: str
     success: float | None
     reward: float | None
-    """The agents' mean return."""
+    """The mean return of the agents."""
     rewards: Mapping[str, float]
     """The return of each agent."""
     spread: float
-    """The difference between the largest and the smallest reward of its group."""
+    """The difference between the largest and the smallest reward in the group of the episode."""
     tokens: int
     turns: int
     error: str
@@ -58,7 +58,7 @@ class EpisodeRow(NamedTuple):
     tags: Sequence[str]
 
     def reward_of(self, agent: str) -> float | None:
-        """Return an agent's reward, or the team's for an empty name; None if there is none."""
+        """Return the reward of an agent, or of the team if the name is empty. Returns None if there is no reward."""
         return self.rewards.get(agent) if agent else self.reward
 
 
@@ -74,7 +74,8 @@ SORTS: Mapping[str, Callable[[EpisodeRow, str], float]] = {
     "greatest spread": lambda row, _: -row.spread,
     "longest": lambda row, _: -row.tokens,
 }
-"""Sort keys of the table of episodes, from a row and the chosen agent; episodes with equal keys are shown newest first."""
+"""Functions that return a sort key for a row and the chosen agent, by the name of the order. Episodes with equal keys are shown
+newest first."""
 OUTCOMES: Mapping[str, Callable[[EpisodeRow], bool]] = {
     "right": lambda row: row.success is not None and row.success >= 1,
     "wrong": lambda row: row.success is not None and row.success < 1,
@@ -90,9 +91,9 @@ class Search:
     words: Sequence[re.Pattern[str]]
     expression: Expression | None
     agent: str
-    """The agent whose turns are searched with the expression; empty for all texts."""
+    """The agent whose turns are searched with the expression. If empty, all texts are searched."""
     found: dict[Place, frozenset[int]] = field(default_factory=dict)
-    """Searched step → lines of the episodes."""
+    """Mapping from a searched step to the line numbers of the matching episodes."""
 
     def finds(self, texts: Sequence[Any]) -> bool:
         """Return whether an episode contains all the words and matches the expression."""
@@ -109,14 +110,14 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class IndexProgress:
-    """How many of a run's recorded steps were read and searched."""
+    """The progress of reading and searching the recorded steps of a run."""
 
     rows: int
     there: int
 
     @property
     def ready(self) -> bool:
-        """Whether every step was read and searched."""
+        """Whether every step has been read and searched."""
         return self.rows == self.there
 
 
@@ -127,13 +128,13 @@ class IndexedStep:
     stored: Stored
     rows: Sequence[EpisodeRow]
     texts: bytes
-    """The episodes' texts as compressed JSON."""
+    """The texts of the episodes as compressed JSON."""
     met: Mapping[SkimmedPair, Tally]
-    """The results of the step's games."""
+    """The results of the games in the step."""
 
 
 class Index:
-    """The episodes of one run that have been read; safe for several threads."""
+    """The episodes of one run that have been read so far. This class is thread-safe."""
 
     def __init__(self, run: Path, agents: Sequence[str]) -> None:
         self.run = run
@@ -146,7 +147,7 @@ class Index:
         self._thread: threading.Thread | None = None
 
     def refresh(self, query: Mapping[str, str] | None = None) -> IndexProgress:
-        """Start to read new steps and to search for a query, wait briefly, and return the progress."""
+        """Start reading new steps and searching for a query, wait briefly, and return the progress."""
         search = self._search_of(query or {})
         with self._lock:
             self._look()
@@ -161,18 +162,21 @@ class Index:
             return IndexProgress(done if search is None else min(done, len(search.found)), len(self._there))
 
     def finish(self, query: Mapping[str, str] | None = None) -> None:
-        """Read all steps and search for a query in this thread."""
+        """Read all steps and search for a query in the current thread."""
         self._search_of(query or {})
         self._looked = float("-inf")
         self._work()
 
     def expression(self, query: Mapping[str, str]) -> Expression | None:
-        """Return the expression of a query, which contains the reason if it cannot be used; None if there is no expression."""
+        """Return the regular expression of a query, or None if the query has none.
+
+        If the expression cannot be used, the returned object contains the reason.
+        """
         search = self._search_of(query)
         return None if search is None else search.expression
 
     def rows(self, query: Mapping[str, str], sort: str = "newest") -> list[EpisodeRow]:
-        """Return the rows that a page's query selects, in one of `SORTS`."""
+        """Return the rows that the query of a page selects, in one of the orders in `SORTS`."""
         agent = query["agent"] if query.get("agent") in self.agents else ""
         split = "test" if query.get("split") == "test" else "train"
         outcome = OUTCOMES.get(query.get("outcome", ""))
@@ -207,7 +211,7 @@ class Index:
         return sorted(found, key=lambda row: SORTS[sort](row, agent))
 
     def met(self) -> list[tuple[int, SkimmedPair, Tally]]:
-        """Return the results of games in training and evaluation: the step, the two players, and their tally."""
+        """Return the results of games in training and evaluation. Each item contains the step, the two players and their results."""
         with self._lock:
             steps = sorted(self._read.items(), key=lambda item: item[0][1])
         return [(place[1], pair, tally) for place, step in steps for pair, tally in step.met.items()]
@@ -215,7 +219,7 @@ class Index:
     # -------- The thread
 
     def _look(self) -> None:
-        """Look for recorded steps, and remove those that no longer exist; the caller holds the lock."""
+        """Look for recorded steps, and remove steps that no longer exist. The caller must hold the lock."""
         now = time.monotonic()
         if now - self._looked >= LOOK_AGAIN:
             self._looked, self._there = now, recorded(self.run)
@@ -223,7 +227,7 @@ class Index:
                 self._forget(place)
 
     def _missing(self) -> list[Place]:
-        """Return new and changed steps, newest first."""
+        """Return the steps that are new or have changed, newest first."""
         missing = (
             place
             for place, stored in self._there.items()
@@ -236,7 +240,7 @@ class Index:
         return unsearched or bool(self._missing())
 
     def _work(self) -> None:
-        """Read and search until nothing is left."""
+        """Read and search steps until there are none left."""
         while True:
             with self._lock:
                 self._look()
@@ -253,13 +257,13 @@ class Index:
             self._catch_up()
 
     def _forget(self, place: Place) -> None:
-        """Remove a step; the caller holds the lock."""
+        """Remove a step from the index. The caller must hold the lock."""
         self._read.pop(place, None)
         for search in self._searches.values():
             search.found.pop(place, None)
 
     def _catch_up(self) -> None:
-        """Search the texts of all steps that were read."""
+        """Search the texts of all steps that have been read."""
         with self._lock:
             searches = list(self._searches.values())
         for search in searches:
@@ -273,7 +277,7 @@ class Index:
                         search.found[place] = fitting
 
     def _search_of(self, query: Mapping[str, str]) -> Search | None:
-        """Return the search for the words and the expression of a query; None if it has neither."""
+        """Return the search for the words and the expression of a query, or None if the query has neither."""
         words = re.findall(r"[^\W_]+", query.get("q", "").lower())
         source = query.get("re", "")
         agent = query["agent"] if source and query.get("agent") in self.agents else ""
@@ -292,7 +296,7 @@ class Index:
 
 
 def _indexed(place: Place, stored: Stored) -> IndexedStep:
-    """Read a step's episodes, except invalid lines."""
+    """Read the episodes of a step, except invalid lines."""
     lines = enumerate(stored_lines(stored))
     found = [each for line, raw in lines if (each := skimmed(raw, line)) is not None]
     widest = spreads(found)
@@ -306,7 +310,7 @@ def _indexed(place: Place, stored: Stored) -> IndexedStep:
 
 
 def _texts(each: Skimmed) -> tuple[int, list[str], list[tuple[str, str]]]:
-    """Return the line, the texts that do not belong to a turn, and the agent and text of each turn."""
+    """Return the line number of an episode, the texts that do not belong to a turn, and the agent and text of each turn."""
     turns = list(zip(each.speakers, each.texts, strict=True))
     return each.line, [each.question, each.final, each.error], turns
 
@@ -320,12 +324,12 @@ def _row(place: Place, each: Skimmed, spread: float) -> EpisodeRow:
 
 
 def _clean(text: str) -> str:
-    """Return a text without lone surrogates, which a URL cannot contain."""
+    """Return a string without lone surrogates, which a URL cannot contain."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _number(text: str, default: float) -> float:
-    """Return the finite number in a string, or `default` for any other string."""
+    """Parse a string as a finite number. Returns `default` for any other string."""
     try:
         found = float(text.replace("−", "-"))
     except ValueError:

@@ -1,8 +1,9 @@
-"""The games in a run's episodes: results of pairs of players, and the ratings that follow from them.
+"""Analyses the games in the episodes of a run: the results of pairs of players, and the ratings computed from these results.
 
-Results come from the recorded episodes, curves of the pool from metrics, and exact values from `kapelle play --exact`.
-In self-play, each version meets only versions of the same training step, so that games cannot show progress. Opponents
-that are not trained link the versions; if a run has no such opponents, its page has a note.
+Results are read from the recorded episodes, curves of the pool from metrics, and exact values from the output of
+`kapelle play --exact`. In self-play, each version of a policy meets only versions of the same training step, so the
+games cannot show progress. Untrained opponents make the versions comparable. If a run has no untrained opponents, its
+page shows a note.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from kapelle.viewer.lines import number
 from kapelle.viewer.skimming import FIXED, SkimmedPair, Tally
 
 Met = Sequence[tuple[int, SkimmedPair, Tally]]
-"""Step, two players, and their results."""
+"""A sequence of results, each of which contains the step, the two players and the outcome of their games."""
 ENTRANTS = 14
-"""The approximate maximum number of players in one heat map, in which a trained player has a row for each range of its versions."""
+"""The approximate maximum number of players in one heat map. A trained player has one row for each range of its versions."""
 FIXED_ENTRANTS = 20
-"""Maximum number of untrained players in one heat map; those with the most games are shown."""
+"""The maximum number of untrained players in one heat map. The players with the most games are shown."""
 RANGES = 6
-"""Maximum number of ranges of one player's versions."""
+"""The maximum number of version ranges of one player."""
 EXACT = ("nash_conv", "exploitability")
 MEMBERS = 14
-"""Maximum number of curves of members; those with the newest values are shown."""
+"""The maximum number of members whose curves are shown. The members with the most recent values are shown."""
 ENTERED = (
     "league/rating",
     "league/nash_conv",
@@ -38,7 +39,7 @@ ENTERED = (
     "league/legal",
     "league/diversity",
 )
-"""Metrics of the steps after which a member enters."""
+"""The metrics that are recorded only at steps after which a member enters the pool."""
 SECTIONS = {
     "Ladder": ("league/rating", "league/points", "league/return"),
     "Distance from an equilibrium": (*EXACT, "league/nash_conv"),
@@ -67,12 +68,12 @@ DESCRIBED = {
         "known_as": "exploitability",
     },
 }  # fmt: skip
-"""Descriptions of panels that do not show metrics of a run."""
+"""Descriptions of the panels that do not show metrics of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A player of the heat map: a policy over a range of versions, or an untrained opponent."""
+    """A player in the heat map, which is a policy over a range of versions or an untrained opponent."""
 
     name: str
     first: int = FIXED
@@ -80,19 +81,19 @@ class Entrant:
 
     @property
     def label(self) -> str:
-        """The player's name on the page."""
+        """The name of the player on the page."""
         if self.first == FIXED:
             return self.name
         return f"{self.name} v{self.first}" + (f"–{self.last}" if self.last > self.first else "")
 
 
 def in_order(name: str) -> list[str | int]:
-    """Return a sort key for which `self@8` comes before `self@12`."""
+    """Return a sort key that sorts numbers in names by value, so that `self@8` comes before `self@12`."""
     return [int(part) if k % 2 else part for k, part in enumerate(re.split(r"(\d+)", name[:80]))]
 
 
 def opposed(met: Met) -> dict[str, list[tuple[int, SkimmedPair, Tally]]]:
-    """Return, by part, the results of games in which one player wins what others lose."""
+    """Return, for each part, the results of the games in which one player wins what the other players lose."""
     parts: dict[str, list[tuple[int, SkimmedPair, Tally]]] = {}
     for row in met:
         parts.setdefault(row[1].part, []).append(row)
@@ -104,7 +105,10 @@ def opposed(met: Met) -> dict[str, list[tuple[int, SkimmedPair, Tally]]]:
 
 
 def standing(rows: Met) -> dict[str, Any]:
-    """Return the content that the page shows for one part: players, the heat map's cells, and a ladder for each linked set."""
+    """Return the content that the page shows for one part.
+
+    The content consists of the players, the cells of the heat map, and a ranking for each connected set of players.
+    """
     games = Counter[str]()
     for _, pair, tally in rows:
         for name, version in ((pair.one, pair.one_version), (pair.other, pair.other_version)):
@@ -127,7 +131,7 @@ def standing(rows: Met) -> dict[str, Any]:
     width = -(-(end - start + 1) // ranges)
 
     def first_of(version: int) -> int:
-        """Return the first version of the range that contains a version."""
+        """Return the first version of the range that contains the given version."""
         return FIXED if version == FIXED else start + (version - start) // width * width
 
     entrants: list[Entrant] = []
@@ -175,7 +179,10 @@ def standing(rows: Met) -> dict[str, Any]:
 def add_result(
     results: dict[tuple[int, int], list[int]], one: int, other: int, counts: Sequence[int]
 ) -> None:
-    """Add the wins, draws and losses of `one` against `other` to results, which contain each pair once, with the smaller number first."""
+    """Add the wins, draws and losses of `one` against `other` to the results.
+
+    The results contain each pair once, with the smaller number first.
+    """
     kept = results.setdefault((min(one, other), max(one, other)), [0, 0, 0])
     for k, count in enumerate(counts if one <= other else reversed(counts)):
         kept[k] += count
@@ -184,7 +191,7 @@ def add_result(
 def result_cell(
     entrants: Sequence[Entrant], results: Mapping[tuple[int, int], Sequence[int]], row: int, column: int
 ) -> dict[str, Any] | None:
-    """Return the cell with one player's share of the points against another, or None if they never met."""
+    """Return the cell with the share of points of one player against another, or None if the two players never met."""
     counts = results.get((min(row, column), max(row, column)))
     if counts is None:
         return None
@@ -203,13 +210,13 @@ def result_cell(
 
 
 def shade(value: float) -> str:
-    """Return the style class for a cell's background, for a number from -1 to 1."""
+    """Return the style class for the background of a cell, for a value between -1 and 1."""
     strength = min(6, round(6 * abs(value)))
     return f"{'p' if value > 0 else 'm'}{strength}" if strength else ""
 
 
 def drawn(run: ViewedRun, exact: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the curves of the page as JSON: the league's metrics, and exact values."""
+    """Return the curves of the league page as plain JSON values: the metrics of the league, and exact values."""
     sources = [*_exact(run, exact), *_pool(run)]
     points = (name for source in sources for name in source.columns if name.startswith("league/points/"))
     members = [name.removeprefix("league/points/") for name in points]
@@ -223,7 +230,7 @@ def drawn(run: ViewedRun, exact: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _exact(run: ViewedRun, exact: Iterable[Mapping[str, Any]]) -> list[CurveSource]:
-    """Return the curves of exploitability: from metrics, and from the results of `kapelle play --exact`."""
+    """Return the curves of exploitability, from metrics and from the results of `kapelle play --exact`."""
     table = run.metrics
     columns = {name: column for name, column in table.columns.items() if name.partition("/")[0] in EXACT}
     sources = [CurveSource(run.key, run.path.name, table.axes, columns)] if columns else []
@@ -243,7 +250,7 @@ def _exact(run: ViewedRun, exact: Iterable[Mapping[str, Any]]) -> list[CurveSour
 
 
 def _pool(run: ViewedRun) -> list[CurveSource]:
-    """Return the curves of a league's metrics: those recorded at every step, and those recorded after a member enters."""
+    """Return the curves of the league's metrics, including those that are recorded only after a member has entered the pool."""
     table = run.metrics
     columns = {name: column for name, column in table.columns.items() if name.startswith("league/")}
     entered = {name: column for name, column in columns.items() if name in ENTERED}
@@ -276,7 +283,7 @@ def _pool(run: ViewedRun) -> list[CurveSource]:
 
 
 def _axes(table: MetricTable, steps: Sequence[int]) -> dict[str, list[float]]:
-    """Return the positions of these steps on every axis; 0 for a step that is not in the table."""
+    """Return the positions of the given steps on every axis. The position is 0 for a step that is not in the table."""
     places = {step: k for k, step in enumerate(table.axes["step"])}
     found = [places.get(step) for step in steps]
     others = {axis: [0.0 if k is None else table.axes[axis][k] for k in found] for axis in AXES}

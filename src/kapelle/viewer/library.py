@@ -1,4 +1,4 @@
-"""The runs that a viewer shows: they are found under its folders and read as they grow, with their metrics by name and step."""
+"""Finds the runs in the folders of a viewer and reads them as they grow, with their metrics by name and step."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from kapelle.viewer.lines import Tail, mean, number, whole
 # -------- The metrics of a run by name and step
 
 AXES = ("step", "time", "tokens")
-"""Horizontal axes of curves: steps, the total time of all steps so far in seconds, and the number of tokens sampled so far."""
+"""The horizontal axes of curves: the step, the total time of all steps so far in seconds, and the number of tokens sampled so far."""
 
 
 @dataclass(slots=True)
 class MetricTable:
-    """A run's `metrics.jsonl` in columns, with None for steps without a value."""
+    """The content of a run's `metrics.jsonl` as columns, with None for steps without a value."""
 
     tail: Tail
     columns: dict[str, list[float | None]] = field(default_factory=dict)
     axes: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in AXES})
     disordered: int = 0
-    """Number of rows whose step is not larger than the previous row's."""
+    """The number of rows whose step is not larger than the step of the previous row."""
     endless: int = 0
-    """Number of infinite values and NaN."""
+    """The number of infinite values and NaN values."""
 
     def __len__(self) -> int:
         return len(self.axes["step"])
 
     def refresh(self) -> bool:
-        """Read the appended rows, or all rows if some were removed; return whether the table has changed."""
+        """Read the rows that were appended, or all rows if some were removed. Returns whether the table has changed."""
         rows, replaced = self.tail.read()
         if replaced:
             self.columns.clear()
@@ -79,7 +79,7 @@ class MetricTable:
         return found
 
     def last(self) -> dict[str, float]:
-        """Return the values of the last step."""
+        """Return the values of the metrics at the last step."""
         return {
             name: column[-1] for name, column in self.columns.items() if column and column[-1] is not None
         }
@@ -87,10 +87,10 @@ class MetricTable:
     def thinned(
         self, width: int, columns: Mapping[str, Sequence[float | None]] | None = None
     ) -> tuple[dict[str, list[float]], dict[str, list[float | None]]]:
-        """Return axes and columns with one value for each stretch of `width` steps: its last position and its mean.
+        """Return the axes and the columns with one value for each interval of `width` steps: the last position and the mean value.
 
-        The first stretch has the steps 1 to `width`, and so on, so that all runs have the same stretches. `columns`
-        replace the table's columns.
+        The first interval contains the steps 1 to `width`, so that the intervals are the same for all runs. If
+        `columns` is given, it replaces the columns of the table.
         """
         columns, steps = self.columns if columns is None else columns, self.axes["step"]
         numbers = [(step - 1) // width for step in steps]
@@ -105,27 +105,27 @@ class MetricTable:
 
 
 LOOK_AGAIN = 5.0
-"""Seconds between searches for new runs; the time is longer if a search takes long."""
+"""The number of seconds between two searches for new runs. The interval is longer if a search takes a long time."""
 MOST_AGENTS = 1000
-"""Maximum number of agents of a team whose settings contain only the number of agents."""
+"""The maximum number of agents for a team whose settings contain only the number of agents."""
 STATES = {name: name for name in get_args(State)} | {"interrupted": "stopped"}
-"""State of a run → the state's name on pages."""
+"""Mapping from the state of a run to the name of the state on pages."""
 
 
 @dataclass(slots=True)
 class ViewedRun:
-    """One run directory and its data in memory; use it under its lock."""
+    """A run directory and its data in memory. The caller must hold the lock of the run while using it."""
 
     key: str
-    """The run's name in URLs."""
+    """The name of the run in URLs."""
     path: Path
     metrics: MetricTable
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     edition: int = 0
-    """Increases when new metrics or evaluations are read."""
+    """A counter that increases when new metrics or evaluations are read."""
     drawn: Mapping[object, object] = field(default_factory=dict)
-    """A cache of the last curves: inputs → curves."""
+    """A cache of the most recent curves, as a mapping from the inputs to the curves."""
     verdict: tuple[int, Verdict] | None = None
     """The edition for which the last verdict was computed, and the verdict."""
     _evaluated: Tail = field(init=False)
@@ -138,7 +138,7 @@ class ViewedRun:
         self._spread = Tail(self.path / "distributions.jsonl")
 
     def refresh(self) -> None:
-        """Read rows that were appended to the run's tables."""
+        """Read the rows that were appended to the tables of the run."""
         changed = self.metrics.refresh()
         rows, replaced = self._evaluated.read()
         if replaced:
@@ -147,7 +147,7 @@ class ViewedRun:
         self.edition += changed or replaced or bool(rows)
 
     def distributions(self) -> tuple[list[int], list[dict[str, Histogram]]]:
-        """Read the appended rows, and return the steps with distributions and their histograms by name."""
+        """Read the rows that were appended, and return the steps with distributions and the histograms of each step by name."""
         rows, replaced = self._spread.read()
         if replaced:
             self._histograms.clear()
@@ -159,7 +159,7 @@ class ViewedRun:
         return steps, [self._histograms[step] for step in steps]
 
     def agents(self) -> list[str]:
-        """Return the names of the run's agents, in the order of its settings."""
+        """Return the names of the agents of the run, in the order of its settings."""
         team = self.settings().get("team")
         rows = team.get("agents") if isinstance(team, Mapping) else None
         if isinstance(rows, int):
@@ -171,18 +171,18 @@ class ViewedRun:
         )
 
     def measured(self) -> dict[str, Any] | None:
-        """Return the newest evaluation with a success rate; None if there is none."""
+        """Return the most recent evaluation with a success rate, or None if there is none."""
         return next(
             (row for row in reversed(self.evaluations) if number(row.get("success")) is not None), None
         )
 
     @property
     def damaged(self) -> int:
-        """Number of damaged lines in the tables."""
+        """The number of damaged lines in the tables."""
         return self.metrics.tail.damaged + self._evaluated.damaged
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the run's settings; empty if they cannot be read."""
+        """Return the settings of the run, or an empty mapping if they cannot be read."""
         try:
             changed = (self.path / "config.yaml").stat().st_mtime
             if changed != self._settings[0]:
@@ -192,21 +192,21 @@ class ViewedRun:
         return self._settings[1]
 
     def origin(self) -> Mapping[str, Any]:
-        """Return the source of each setting; empty if it is unknown."""
+        """Return the source of each setting, or an empty mapping if the sources are unknown."""
         try:
             return read_provenance(self.path)
         except KapelleError:
             return {}
 
     def failure(self) -> Failure | None:
-        """Return why the run has failed or was killed; None for other runs, or if the run's files cannot be read."""
+        """Return the reason why the run failed or was killed, or None for other runs and if the files of the run cannot be read."""
         try:
             return read_failure(self.path)
         except KapelleError:
             return None
 
     def status(self) -> dict[str, Any]:
-        """Return the run's status as shown on a page."""
+        """Return the status of the run as it is shown on a page."""
         try:
             found = read_status(self.path)
         except KapelleError as error:
@@ -227,7 +227,7 @@ class Library:
     """Finds runs and caches their data."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        """Show the runs at and below these folders; raises RunDirectoryError if a folder does not exist."""
+        """Create a library of the runs in and below the given folders. Raises RunDirectoryError if a folder does not exist."""
         for root in roots:
             if not root.is_dir():
                 raise RunDirectoryError(
@@ -240,14 +240,14 @@ class Library:
         self._lock = threading.Lock()
 
     def runs(self) -> list[ViewedRun]:
-        """Return all runs, the most recently changed first."""
+        """Return all runs, with the most recently changed run first."""
         with self._lock:
             if not self._runs or time.monotonic() - self._looked > self._pause:
                 self._look()
             return list(self._runs.values())
 
     def run(self, key: str) -> ViewedRun | None:
-        """Return the run with a key; None for an unknown key."""
+        """Return the run with the given key, or None if the key is unknown."""
         self.runs()
         return self._runs.get(key)
 

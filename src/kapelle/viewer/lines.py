@@ -1,4 +1,4 @@
-"""JSON lines of growing files: only appended lines are read, and damaged content raises no error."""
+"""Reads JSON lines of growing files. Only lines that were appended are read, and damaged content does not raise an error."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kapelle.runs.step_rows import Stored, stored_step
 from kapelle.runtime.files import check_plain
 
 LONGEST = 64 << 20
-"""Maximum number of bytes of a line; a longer line counts as damaged."""
+"""The maximum number of bytes of a line. A longer line counts as damaged."""
 _KNOWN = 64
-"""Number of bytes before the position that are compared, to detect a file that was truncated and has grown again."""
+"""The number of bytes before the read position that are compared, to detect a file that was truncated and has grown again."""
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the mapping on a line, or None for any other line."""
+    """Parse a line as a mapping. Returns None for any other line."""
     if len(line) > LONGEST:
         return None
     try:
@@ -40,7 +40,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def number(value: object) -> float | None:
-    """Return a finite number as a float, or None for anything else."""
+    """Return a finite number as a float, or None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -50,33 +50,33 @@ def number(value: object) -> float | None:
 
 
 def text(value: object) -> str:
-    """Return a value as a string; empty for None."""
+    """Return a value as a string, or an empty string for None."""
     return "" if value is None else value if isinstance(value, str) else str(value)
 
 
 def listing(value: object) -> Sequence[Any]:
-    """Return a list unchanged, or an empty list for anything else."""
+    """Return a list unchanged, or an empty list for any other value."""
     return value if isinstance(value, list) else []
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return a mapping unchanged, or an empty mapping for anything else."""
+    """Return a mapping unchanged, or an empty mapping for any other value."""
     return value if isinstance(value, Mapping) else {}
 
 
 def whole(value: object) -> int | None:
-    """Return an integer that a double can represent exactly, or None for anything else."""
+    """Return an integer that a double can represent exactly, or None for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values that are not None; None if there are no such values."""
+    """Return the mean of the values that are not None, or None if there are no such values."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def readable(file: Path) -> bool:
-    """Return whether this is a regular file that this user may read."""
+    """Return whether a path is a regular file that the current user may read."""
     try:
         check_plain(file, file.stat().st_mode)
         with file.open("rb"):
@@ -87,18 +87,18 @@ def readable(file: Path) -> bool:
 
 @dataclass(slots=True)
 class Tail:
-    """Reads each complete line of one file once."""
+    """Reads each complete line of a growing file once."""
 
     path: Path
     position: int = 0
     damaged: int = 0
-    """Number of complete lines so far that do not contain a mapping."""
+    """The number of complete lines so far that do not contain a mapping."""
     _before: bytes = field(default=b"", repr=False)
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return the rows appended since the last call, and whether the file was replaced or truncated in the meantime.
+        """Return the rows that were appended since the last call, and whether the file was replaced or truncated in the meantime.
 
-        The text after the last newline is still being written; a later call reads it. A missing file has no rows.
+        Content after the last newline is still being written, so a later call reads it. A missing file has no rows.
         """
         try:
             about = self.path.stat()
@@ -134,17 +134,17 @@ class Tail:
 # -------- The lines of a run's episodes and traces as bytes
 
 Place = tuple[str, int]
-"""A split, `train` or `test`, and a step."""
+"""A split (`train` or `test`) and a step."""
 SPLITS = ("train", "test")
 MOST = 1 << 30
-"""Maximum number of bytes of a step's lines in memory, because a small compressed file may decompress to a huge size."""
+"""The maximum number of bytes of a step's lines in memory, because a small compressed file may decompress to a huge size."""
 
 _GROUP = re.compile(rb'\{"step":\d{1,12},"group":(\d{1,12}),')
-"""The beginning of a line, which contains the group."""
+"""A regular expression for the beginning of a line, which contains the number of the group."""
 
 
 def recorded(run: Path) -> Mapping[Place, Stored]:
-    """Return the recorded steps, and where their episodes are."""
+    """Return the recorded steps, each with the location of its episodes."""
     return {
         (split, step): stored
         for split in SPLITS
@@ -153,17 +153,17 @@ def recorded(run: Path) -> Mapping[Place, Stored]:
 
 
 def damaged_files(run: Path) -> list[str]:
-    """Return the names of damaged episode files."""
+    """Return the names of the damaged episode files of a run."""
     return [f"{split}/{name}" for split in SPLITS for name in step_rows.damaged(run / "episodes" / split)]
 
 
 def lines_of(run: Path, split: str, step: int) -> list[bytes]:
-    """Return the lines of a step's episodes, up to the first damaged one."""
+    """Return the lines of a step's episodes, up to the first damaged line."""
     return _lines(run / "episodes" / (split if split in SPLITS else "train"), step)
 
 
 def trace_lines(run: Path, step: int) -> list[bytes]:
-    """Return the lines of a step's traces, up to the first damaged one."""
+    """Return the lines of a step's traces, up to the first damaged line."""
     return _lines(run / "traces", step)
 
 
@@ -175,7 +175,7 @@ def _lines(folder: Path, step: int) -> list[bytes]:
 
 
 def stored_lines(stored: Stored | None) -> list[bytes]:
-    """Return the lines of a recorded step, up to the first damaged one."""
+    """Return the lines of a recorded step, up to the first damaged line."""
     found: list[bytes] = []
     with suppress(KapelleError, OSError):
         left = MOST
@@ -188,6 +188,6 @@ def stored_lines(stored: Stored | None) -> list[bytes]:
 
 
 def group_of(raw: bytes) -> int | None:
-    """Return the number of a line's group without parsing the line; None if the line does not begin as expected."""
+    """Return the group number of a line without parsing the line, or None if the line does not begin as expected."""
     found = _GROUP.match(raw, 0, 80)
     return None if found is None else int(found[1])

@@ -1,4 +1,4 @@
-"""Pages rendered from templates, in which every value is escaped, and functions that all responses of the viewer share."""
+"""Renders pages from templates in which every value is escaped, and provides functions for all responses of the viewer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kapelle.viewer.library import Library, ViewedRun
 # -------- Text of unknown origin: control and hidden characters become visible
 
 LONGEST = 20_000
-"""Maximum number of characters of one text on a page; a link shows the rest."""
+"""The maximum number of characters of one text on a page. A link leads to the complete text."""
 _RISKY = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e0fff]"
@@ -30,9 +30,10 @@ _RISKY = re.compile(
 
 
 def shown(text: object) -> str:
-    """Return a text in which control characters, overrides and lone surrogates are replaced by visible symbols.
+    """Return a string in which control characters, direction overrides and lone surrogates are replaced by visible symbols.
 
-    Terminal escape codes become `␛[31m`, a right-to-left override `⟨U+202E⟩`. The template escapes HTML.
+    For example, a terminal escape code becomes `␛[31m`, and a right-to-left override becomes `⟨U+202E⟩`. HTML is not
+    escaped by this function but by the templates.
     """
 
     def sign(found: re.Match[str]) -> str:
@@ -43,19 +44,19 @@ def shown(text: object) -> str:
 
 
 def cut(text: str, most: int = LONGEST) -> str:
-    """Return the beginning of a text, followed by the number of further characters."""
+    """Return the beginning of a string, followed by the number of omitted characters."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"
 
 
 def one_line(text: object, most: int = 160) -> str:
-    """Return a text as one short line."""
+    """Return a string as one short line."""
     whole = " ".join(shown(str(text)[: most * 4]).split())
     return whole if len(whole) <= most else f"{whole[: most - 1]}…"
 
 
 @cache
 def environment() -> Environment:
-    """Return the renderer of the templates."""
+    """Return the environment that renders the templates."""
     made = Environment(
         loader=PackageLoader("kapelle.viewer"),
         autoescape=True,
@@ -78,19 +79,19 @@ def environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> bytes:
-    """Return a page as UTF-8; lone surrogates in names become question marks."""
+    """Render a page as UTF-8. Lone surrogates in names become question marks."""
     return environment().get_template(template).render(**values).encode("utf-8", "replace")
 
 
 def coded(text: str) -> Markup:
-    """Return a text of this package as HTML, in which parts between backquotes are code."""
+    """Return a text of this package as HTML, in which parts between backquotes are formatted as code."""
     parts = text.split("`")
     marked = (Markup("<code>") + part + Markup("</code>") if k % 2 else part for k, part in enumerate(parts))
     return Markup("").join(marked)  # joining escapes the parts that are not `Markup`
 
 
 def figure(value: object) -> str:
-    """Return a number with at most four digits, or a dash for None."""
+    """Format a number with at most four digits. None is formatted as a dash."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else one_line(value, 40)
     if value != value or abs(value) == float("inf"):  # noqa: PLR0124 - a damaged file may contain NaN
@@ -101,22 +102,22 @@ def figure(value: object) -> str:
 
 
 def percent(value: object) -> str:
-    """Return a share in per cent, or a dash for None."""
+    """Format a share as a percentage. None is formatted as a dash."""
     return f"{100 * value:.1f} %" if isinstance(value, int | float) else "–"
 
 
 def signed(value: float) -> str:
-    """Return a number with its sign and three decimals; it has no sign if it rounds to 0."""
+    """Format a number with its sign and three decimals. A number that rounds to 0 has no sign."""
     text = f"{value:+.3f}"
     return "0.000" if text[1:] == "0.000" else text.replace("-", "−")
 
 
 SPARK = (96, 22)
-"""Width and height of a small curve in a list, in CSS pixels."""
+"""The width and height of a small curve in a list, in CSS pixels."""
 
 
 def spark(values: Sequence[float]) -> str:
-    """Return the points of a small curve, for an SVG polyline."""
+    """Return the points of a small curve for an SVG polyline."""
     step = max(1, len(values) // SPARK[0])
     few = list(values[::step])
     if len(few) < 2:
@@ -133,17 +134,17 @@ def spark(values: Sequence[float]) -> str:
 # -------- Runs in a request, pages and JSON
 
 MOST_RUNS = 500
-"""Maximum number of runs that one page compares."""
+"""The maximum number of runs that one page compares."""
 
 
 def chosen(library: Library, request: Request) -> list[ViewedRun]:
-    """Return the runs that a query specifies; raises an HTTP 404 error for an unknown run."""
+    """Return the runs that a query specifies. Raises an HTTP 404 error for an unknown run."""
     keys = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_RUNS]
     return [run_of(library, key) for key in keys]
 
 
 def run_of(library: Library, key: str) -> ViewedRun:
-    """Return the run with a key; raises an HTTP 404 error for an unknown key."""
+    """Return the run with the given key. Raises an HTTP 404 error for an unknown key."""
     run = library.run(key)
     if run is None:
         raise HTTPException(404, "There is no such run here.")
@@ -151,7 +152,7 @@ def run_of(library: Library, key: str) -> ViewedRun:
 
 
 def labels(runs: Sequence[ViewedRun]) -> list[str]:
-    """Return a short name for each run: the name of its folder, or its key if two runs have the same name."""
+    """Return a short name for each run, which is the name of its folder, or its key if several runs have the same folder name."""
     names = [run.path.name for run in runs]
     return [
         run.key.replace("~", "/") if names.count(name) > 1 else name
@@ -160,12 +161,12 @@ def labels(runs: Sequence[ViewedRun]) -> list[str]:
 
 
 def json_answer(value: Any) -> Response:
-    """Return a response with a value as JSON."""
+    """Return a response that contains a value as JSON."""
     return Response(dumped(value), media_type="application/json")
 
 
 def dumped(value: Any) -> str:
-    """Return standard JSON. Infinite numbers and NaN, which damaged files may cause, become null."""
+    """Return a value as standard JSON. Infinite numbers and NaN, which may occur in damaged files, become null."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
@@ -181,12 +182,12 @@ def _finite(value: Any) -> Any:
 
 
 def html(template: str, **values: Any) -> Response:
-    """Return a page."""
+    """Return a response that contains a rendered page."""
     return Response(render(template, **values), media_type="text/html")
 
 
 async def error_page(_request: Request, error: Exception) -> Response:
-    """Return the page for an error."""
+    """Return the page that describes an error."""
     assert isinstance(error, HTTPException)
     page = render("wrong.html", status=error.status_code, message=error.detail)
     return Response(page, error.status_code, media_type="text/html")

@@ -1,7 +1,8 @@
-"""Images in prompts: which images of a message are shown, and their bytes.
+"""Selects the images in prompts that are shown, and reads their bytes.
 
-A run stores each image in `images/HASH.TYPE`. A file is sent only if it is a PNG, JPEG or WebP file, and its bytes have
-the hash in its name. For other files, only the name is shown: SVG may contain scripts, and GIF is not supported.
+A run stores each image as `images/HASH.TYPE`. A file is sent only if it is a PNG, JPEG or WebP file and its bytes have
+the hash in its name. For other files, only the name is shown, because SVG files may contain scripts and GIF files are
+not supported.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from kapelle.types import LARGEST_IMAGE, Image
 from kapelle.viewer.lines import listing, mapping, text
 
 SHOWN = ("png", "jpeg", "webp")
-"""Image types that are sent."""
+"""The image types that are sent."""
 MOST_SHOWN = 16
-"""Maximum number of images of one message that are shown; for further images, only the name is shown."""
+"""The maximum number of images of one message that are shown. For further images, only the name is shown."""
 NAMED = re.compile(rf"[0-9a-f]{{32}}\.(?:{'|'.join(SHOWN)})")
 
 
 class Picture(NamedTuple):
-    """One image of a message."""
+    """An image of a message."""
 
     name: str
-    """The image's hash."""
+    """The hash of the image."""
     file: str
-    """The image's file; empty if only the name is shown."""
+    """The name of the image's file; empty if only the name of the image is shown."""
 
 
 def pictures_of(message: Mapping[str, Any], row: Mapping[str, Any]) -> list[Picture]:
-    """Return the images of a message in an episode's row; damaged rows raise no error."""
+    """Return the images of a message in the row of an episode. Damaged rows do not raise an error."""
     media = {name: text(mapping(each).get("media")) for name, each in mapping(row.get("images")).items()}
     found: list[Picture] = []
     for name in map(text, listing(message.get("images"))):
@@ -42,7 +43,7 @@ def pictures_of(message: Mapping[str, Any], row: Mapping[str, Any]) -> list[Pict
 
 
 def read_picture(run: Path, file: str) -> Image | None:
-    """Return an image of a run; None if it is missing, does not match its name, or is too large."""
+    """Return an image of a run, or None if the image is missing, does not match the hash in its name, or is too large."""
     path = run / "images" / file
     if not NAMED.fullmatch(file):
         return None

@@ -1,7 +1,7 @@
-"""The pool of a run's league: its members, their ratings, and their payoffs against each other.
+"""Shows the pool of a run's league: its members, their ratings, and their payoffs against each other.
 
-When a member enters, a run writes the pool's state to `league/NAME/standing.json`. Damaged files raise no error: the
-page lists what is missing.
+When a member enters the pool, the run writes the state of the pool to `league/NAME/standing.json`. Damaged files do not
+raise an error, and the page lists what is missing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kapelle.viewer.league import Entrant, add_result, in_order, result_cell, sh
 from kapelle.viewer.library import ViewedRun
 
 MEMBERS = 40
-"""Maximum number of members in one table."""
+"""The maximum number of members in one table."""
 ENTRIES = 300
-"""Maximum number of entry files that are read; the most recently changed files are read."""
+"""The maximum number of entry files that are read. The most recently changed files are read."""
 LARGEST, ALTOGETHER = 2_000_000, 20_000_000
-"""Maximum number of bytes of one entry file, and of all of them."""
+"""The maximum number of bytes of one entry file, and of all entry files together."""
 HIGHEST = 1e6
-"""Largest valid rating, in points on Elo's scale."""
+"""The largest valid rating, in points on the Elo scale."""
 LEAGUE = "league/"
 KINDS = {"past": "past self", "policy": "policy", "player": "player of the game"}
 
@@ -44,21 +44,21 @@ Whole = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class PoolMember(BaseModel, strict=True):
-    """A member of a pool."""
+    """A member of a league's pool."""
 
     name: Name
     kind: Literal["past", "policy", "player"]
     step: Whole | None = None
-    """The step at which the member entered."""
+    """The step at which the member entered the pool."""
 
 
 class PayoffTable(BaseModel, strict=True):
-    """The mean return of each member (row) if all other players are the member in the column."""
+    """The payoff matrix: the mean return of the member in the row if all other players are the member in the column."""
 
     names: list[Name] = Field(min_length=1)
     table: list[list[FiniteFloat]]
     games: list[list[Whole | None]] | None = None
-    """Number of games from which a payoff was estimated; 0 if it was computed exactly."""
+    """The number of games from which each payoff was estimated, or 0 if the payoff was computed exactly."""
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:
@@ -69,18 +69,18 @@ class PayoffTable(BaseModel, strict=True):
 
 
 class EntryStanding(BaseModel, strict=True):
-    """The state of a pool when a member entered."""
+    """The state of a pool when a member entered it."""
 
     step: Whole
     member: Name
-    """The new member."""
+    """The member that entered the pool."""
     members: list[PoolMember]
     ratings: dict[Name, Annotated[tuple[Rating, Rating, Rating], AfterValidator(_ordered)]]
-    """Each member's rating and the ends of its interval."""
+    """The rating of each member, with the ends of its interval."""
     results: list[tuple[Name, Name, Whole, Whole, Whole]]
-    """New member, opponent, wins, draws, losses."""
+    """The results of games: the new member, the opponent, and the number of wins, draws and losses."""
     strategy: dict[Name, dict[Name, Chance]]
-    """Agent → member → the probability that it is drawn."""
+    """Mapping from an agent to the probability with which each member is sampled."""
     payoffs: PayoffTable | None = None
 
 
@@ -88,9 +88,9 @@ NO_ENTRY = EntryStanding.model_construct(step=0, member="", members=[], ratings=
 
 
 def read_entries(run: Path, last: float) -> tuple[list[EntryStanding], list[str]]:
-    """Return the entries up to a step in order, and the names of damaged entries.
+    """Return the entries up to a step in order, and the names of the damaged entries.
 
-    Files of later steps may remain after a rollback.
+    Files of later steps may remain after a rollback and are ignored.
     """
     files = []
     with suppress(OSError):
@@ -114,7 +114,7 @@ def read_entries(run: Path, last: float) -> tuple[list[EntryStanding], list[str]
 
 
 def pool(run: ViewedRun) -> dict[str, Any] | None:
-    """Return the content that the page shows for a run's pool; None for a run without a league."""
+    """Return the content that the page shows for the pool of a run, or None if the run has no league."""
     with run.lock:
         run.refresh()
         table, settings = run.metrics, run.settings().get("league")
@@ -159,7 +159,7 @@ def _members(
     rated: EntryStanding,
     points: Mapping[str, float | None],
 ) -> list[dict[str, Any]]:
-    """Return a row for each member: first current members, ordered by rating, then former members."""
+    """Return a row for each member. Current members come first, ordered by rating, and former members follow."""
     about = {each.name: each for entry in entries for each in entry.members}
     current = dict.fromkeys(each.name for each in newest.members)
     former = {*about, *points} - {*current, ""}
@@ -194,7 +194,7 @@ def _members(
 
 
 def _matrix(newest: EntryStanding) -> dict[str, Any] | None:
-    """Return the table of payoffs or, if there is none, the table of the members' games before they entered."""
+    """Return the payoff matrix or, if there is none, the table of the games that members played before they entered the pool."""
     payoffs = newest.payoffs
     if payoffs is not None:
         names, most = (

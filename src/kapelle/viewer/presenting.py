@@ -1,4 +1,4 @@
-"""The content of a run's pages: its row in the list, warnings, the team, which agents read each other's turns, and settings."""
+"""Prepares the content of a run's pages: its row in the list, warnings, the team, the agents that read each other's turns, and settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kapelle.viewer.lines import SPLITS, damaged_files, lines_of, mean, number, 
 
 
 def at(settings: Mapping[str, Any], *way: str) -> Any:
-    """Return the value at a path through nested settings; None if the path ends before."""
+    """Return the value at a path in nested settings, or None if the path does not exist."""
     found: Any = settings
     for name in way:
         if not isinstance(found, Mapping):
@@ -38,7 +38,7 @@ def at(settings: Mapping[str, Any], *way: str) -> Any:
 
 
 def listed(run: ViewedRun) -> dict[str, Any]:
-    """Return a run's row in the list of runs."""
+    """Return the row of a run in the list of runs."""
     with run.lock:
         run.refresh()
         settings, status, last = run.settings(), run.status(), run.metrics.last()
@@ -78,12 +78,12 @@ def listed(run: ViewedRun) -> dict[str, Any]:
 
 
 def _rewards(last: Mapping[str, float], agents: Sequence[str]) -> dict[str, float]:
-    """Return the last step's mean reward of each agent that has one, in the order of the settings."""
+    """Return the mean reward of each agent in the last step, in the order of the settings. Agents without a reward are omitted."""
     return {agent: last[f"reward/{agent}"] for agent in agents if f"reward/{agent}" in last}
 
 
 def remedy(found: Verdict, state: str) -> str:
-    """Return what to do about a verdict or, for a young run that has ended, how to continue it."""
+    """Return advice on what to do about a verdict. For a run that ended early, the advice is how to resume the run."""
     if found.word != "young" or state not in ("finished", "stopped"):
         return found.advice.remedy
     if state == "finished":
@@ -95,7 +95,7 @@ def remedy(found: Verdict, state: str) -> str:
 
 
 def verdict(run: ViewedRun) -> Verdict:
-    """Return the verdict on a run (healthy, flat, diverging, …), which is cached until new rows are read."""
+    """Return the verdict on a run (such as healthy, flat or diverging), which is cached until new rows are read."""
     with run.lock:
         if run.verdict is None or run.verdict[0] != run.edition:
             table, settings = run.metrics, run.settings()
@@ -106,7 +106,7 @@ def verdict(run: ViewedRun) -> Verdict:
 
 
 def _parts(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each further rate of an evaluation (sets, pass@k) that was measured."""
+    """Return a row for each additional rate of an evaluation that was measured, such as the rates of sets and pass@k."""
     parts = measured.get("parts")
     rows = []
     for name, part in parts.items() if isinstance(parts, Mapping) else ():
@@ -132,7 +132,7 @@ def _ends(row: Mapping[str, Any]) -> list[float] | None:
 
 
 def differing(runs: Sequence[ViewedRun]) -> list[dict[str, Any]]:
-    """Return the settings in which runs differ, with every run's value."""
+    """Return the settings in which runs differ, with the value of every run."""
     values = [flat(run.settings()) for run in runs]
     names = dict.fromkeys(name for own in values for name in own)
     rows = [{"name": name, "values": [own.get(name, "–") for own in values]} for name in names]
@@ -140,7 +140,7 @@ def differing(runs: Sequence[ViewedRun]) -> list[dict[str, Any]]:
 
 
 def alike(run: ViewedRun) -> str:
-    """Return a key that is the same for runs that differ only in their seed."""
+    """Return a key that is equal for runs that differ only in their seed and description."""
     settings = flat(run.settings())
     return repr(
         sorted((key, str(value)) for key, value in settings.items() if key not in ("seed", "description"))
@@ -148,13 +148,13 @@ def alike(run: ViewedRun) -> str:
 
 
 LOG_TAIL = 1 << 14
-"""Number of bytes at the end of a run's log that its page shows."""
+"""The number of bytes at the end of a run's log that are shown on the run's page."""
 
 
 def ended(run: ViewedRun) -> dict[str, Any] | None:
-    """Return why a run has failed or was killed, how to continue it, its failed episodes, and the end of its log.
+    """Return why a run failed or was killed, how to resume the run, its failed episodes, and the end of its log.
 
-    Return None for other runs.
+    The result is None for all other runs.
     """
     failure = run.failure()
     if failure is None:
@@ -179,11 +179,11 @@ def ended(run: ViewedRun) -> dict[str, Any] | None:
 
 
 SILENT = 3600
-"""Seconds without a change after which a run on another host may have ended."""
+"""The number of seconds without a change after which a run on another host may have ended."""
 
 
 def _silent(run: ViewedRun, status: Mapping[str, Any]) -> str:
-    """Return a message about a run on another host that has written nothing for a while; empty for other runs."""
+    """Return a message about a run on another host that has not written anything for a while, or an empty string for other runs."""
     with suppress(ValueError, OSError):
         changed = max(
             datetime.fromisoformat(status["updated"]).timestamp(),
@@ -199,7 +199,7 @@ def _silent(run: ViewedRun, status: Mapping[str, Any]) -> str:
 
 
 def warnings(run: ViewedRun) -> list[str]:
-    """Return messages about what went wrong in a run's steps, and about parts of its files that cannot be shown."""
+    """Return messages about problems in the steps of a run, and about parts of its files that cannot be shown."""
     with run.lock:
         run.refresh()
         lines = troubles(run.metrics.axes["step"], run.metrics.columns)
@@ -225,7 +225,7 @@ def warnings(run: ViewedRun) -> list[str]:
 
 
 def settings_rows(run: ViewedRun) -> list[dict[str, Any]]:
-    """Return every resolved setting with its origin, and whether it differs from the default."""
+    """Return every resolved setting with its origin, and whether the value differs from the default."""
     origin = run.origin()
     return [
         {
@@ -239,7 +239,10 @@ def settings_rows(run: ViewedRun) -> list[dict[str, Any]]:
 
 
 def compared(run: ViewedRun) -> dict[str, Any] | None:
-    """Return the newest `kapelle eval` of a run: the team, single agents, and majority votes, with equal numbers of tokens."""
+    """Return the most recent `kapelle eval` of a run.
+
+    The evaluation compares the team, single agents and majority votes, with equal numbers of tokens.
+    """
     for row in reversed(read_evaluated(run.path)):
         team, others = row.get("team"), row.get("baselines")
         if not isinstance(team, Mapping) or number(team.get("success")) is None:
@@ -271,11 +274,11 @@ def _measured(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
 # -------- The weights of each agent, and which agents read each other's turns, from a run's newest episodes
 
 EPISODES = 24
-"""Maximum number of episodes from which the graph is computed."""
+"""The maximum number of episodes from which the graph of readers is computed."""
 
 
 def newest_episodes(run: ViewedRun) -> list[ShownEpisode]:
-    """Return episodes of the newest step that has any."""
+    """Return episodes of the most recent step that has recorded episodes."""
     steps = [int(step) for step in reversed(run.metrics.axes["step"][-3:])]
     for step in steps:
         found = step_episodes(run.path, "train", step)
@@ -285,7 +288,7 @@ def newest_episodes(run: ViewedRun) -> list[ShownEpisode]:
 
 
 def team_rows(run: ViewedRun, episodes: Sequence[ShownEpisode]) -> list[dict[str, Any]]:
-    """Return, for each agent, its settings and the weights of its newest turn."""
+    """Return, for each agent, its settings and the weights that were used in its most recent turn."""
     agents = at(run.settings(), "team", "agents")
     own = (
         {str(row.get("name")): row for row in agents if isinstance(row, Mapping)}
@@ -310,7 +313,7 @@ def team_rows(run: ViewedRun, episodes: Sequence[ShownEpisode]) -> list[dict[str
 
 
 def readers(episodes: Sequence[ShownEpisode]) -> list[tuple[str, str, int]]:
-    """Return (author, reader, number of the author's turns that the reader has read), with the largest numbers first."""
+    """Return triples of an author, a reader, and the number of the author's turns that the reader has read, largest number first."""
     counts = Counter[tuple[str, str]]()
     for episode in episodes:
         seen_by = witnesses(episode)

@@ -1,8 +1,9 @@
-"""The episodes of a run that a query selects, for the page of episodes and for `kapelle collect --recorded`.
+"""Selects the episodes of a run that match a query, for the episodes page and for `kapelle collect --recorded`.
 
-A query is the part of the page's URL after `?`: `split`, `from` and `to` (steps), `outcome`, `agent`, `task`, `q`
-(words), `least` and `most` (reward, of `agent` if given), `short` and `long` (tokens), `finish`, `tag`, and `re`, a
-regular expression for the question, turns and answer (or for the turns of `agent` if given).
+A query is the part of the page's URL after `?`. The conditions are `split`, `from` and `to` (steps), `outcome`,
+`agent`, `task`, `q` (words), `least` and `most` (reward, of `agent` if given), `short` and `long` (tokens), `finish`,
+`tag`, and `re`. The condition `re` is a regular expression for the question, the turns and the answer, or only for the
+turns of `agent` if `agent` is given.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kapelle.viewer.library import Library
 
 
 def check_query(run: Path, text: str) -> None:
-    """Raise ConfigError for an unknown filter or value in a query; `Index.rows` would ignore it."""
+    """Raise ConfigError for an unknown condition or value in a query, which `Index.rows` would ignore."""
     known = Library([run]).runs()
     values = {
         "outcome": OUTCOMES,
@@ -35,7 +36,7 @@ def check_query(run: Path, text: str) -> None:
 
 
 def selected(run: Path, text: str) -> tuple[list[tuple[Split, int, int]], str]:
-    """Return the split, step and line of every selected episode, oldest first, and why the expression failed or was stopped."""
+    """Return the split, step and line of every selected episode, oldest first, and the reason if the regular expression failed."""
     query = dict(parse_qsl(text.removeprefix("?"), keep_blank_values=False))
     known = Library([run]).runs()
     index = Index(run, known[0].agents() if known else [])

@@ -1,4 +1,4 @@
-"""The viewer's routes, the checks of requests, and the responses; no request changes anything."""
+"""Defines the routes of the viewer, the checks of requests, and the responses. No request changes any data."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
-"""A page may load resources from, and send requests to, only its own server; inline scripts and styles are forbidden."""
+"""The content security policy. A page may use only resources of its own server, and inline scripts and styles are forbidden."""
 NEWS = "/events"
-"""The path of server-sent events."""
+"""The path of the server-sent events."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -74,7 +74,7 @@ HEADERS = {
 
 
 def check_reading(method: str, headers: Mapping[str, str]) -> None:
-    """Raise RequestError unless a request only reads data and does not come from another site's page."""
+    """Raise RequestError unless a request only reads data and does not come from a page of another site."""
     if method not in SAFE:
         raise RequestError(405, "Only GET and HEAD are allowed.", None, None, {"allow": "GET, HEAD"})
     # Other sites may contain links to this viewer, but their pages and scripts may not load its pages.
@@ -103,7 +103,7 @@ def _team(library: Library, request: Request) -> Response:
 
 
 def _settings(library: Library, request: Request) -> Response:
-    """Return the page with a run's settings: those that differ from the defaults, or all settings."""
+    """Return the page with the settings of a run: the settings that differ from the defaults, or all settings."""
     run = run_of(library, request.path_params["key"])
     query, every = request.query_params.get("q", ""), request.query_params.get("all") == "1"
     rows = [
@@ -115,7 +115,7 @@ def _settings(library: Library, request: Request) -> Response:
 
 
 def _blame(library: Library, request: Request) -> Response:
-    """Return the page with the turns that lost episodes, for the measurement in the query or the newest one."""
+    """Return the page with the turns that made episodes fail, for the measurement in the query or for the most recent one."""
     run = run_of(library, request.path_params["key"])
     found = blame.kept(run.path)
     result = found.get(request.query_params.get("file", ""), next(iter(found.values()), None))
@@ -129,7 +129,7 @@ def _blame(library: Library, request: Request) -> Response:
 
 
 def _blamed(library: Library, request: Request) -> Response:
-    """Return the page of one conversation, turn by turn."""
+    """Return the page that shows one conversation turn by turn."""
     given = request.path_params
     run = run_of(library, given["key"])
     result = blame.kept(run.path).get(given["file"])
@@ -153,13 +153,13 @@ def _blamed(library: Library, request: Request) -> Response:
 # -------- Runs that are being written: a page reloads its curves after server-sent events
 
 PAUSE = 0.25
-"""Seconds between two checks of files."""
+"""The number of seconds between two checks of the files."""
 MOST_WATCHED = 200
-"""Maximum number of runs in a list that are watched; the most recently changed runs are watched."""
+"""The maximum number of runs in a list that are watched. The most recently changed runs are watched."""
 MOST_FOLLOWERS = 64
-"""Maximum number of pages that receive events at the same time; further pages are not updated."""
+"""The maximum number of pages that receive events at the same time. Further pages are not updated."""
 BREATH = 15.0
-"""Seconds without events after which a comment is sent to keep the connection alive."""
+"""The number of seconds without events after which a comment is sent to keep the connection alive."""
 
 
 class Followers:
@@ -180,10 +180,10 @@ class Followers:
 async def follow(
     library: Library, runs: Sequence[ViewedRun], query: Mapping[str, str]
 ) -> AsyncIterator[bytes]:
-    """Yield an event for each change of these runs or, if there are none, for each change in the list of runs.
+    """Yield an event for each change of the given runs or, if there are none, for each change in the list of runs.
 
-    `from` in the query is the number of rows that the page has for each run, joined by commas; a different number
-    counts as a change.
+    The parameter `from` of the query contains the number of rows that the page has for each run, separated by commas. A
+    different number counts as a change.
     """
     rows = [int(word) for word in query.get("from", "").split(",") if word.isdecimal() and len(word) < 10]
     watched = list(runs) or library.runs()[:MOST_WATCHED]
@@ -219,18 +219,18 @@ def _known(run: ViewedRun) -> tuple[int, str, str] | None:
 # -------- Pages of episodes: the table of a run's episodes, one episode, several side by side
 
 SELECTING = ("split", "from", "to", *FILTERS)
-"""The parts of a query that select episodes (all except the order and the page)."""
+"""The parameters of a query that select episodes, which are all except the order and the page."""
 ROWS = 50
-"""Number of episodes on one page of the table."""
+"""The number of episodes on one page of the table."""
 MISSING = "There is no such episode in this run, or its line is damaged."
 MOST_SAME = 40
-"""Maximum number of other episodes of the task on an episode's page."""
+"""The maximum number of other episodes of the same task on the page of an episode."""
 BESIDE = 8
-"""Maximum number of episodes side by side."""
+"""The maximum number of episodes that are shown side by side."""
 
 
 class Browsing:
-    """Responds to requests about the episodes of all runs; has an index for each opened run."""
+    """Responds to requests about the episodes of all runs, and keeps an index for each run that was opened."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -238,7 +238,7 @@ class Browsing:
         self._lock = threading.Lock()
 
     def index(self, run: ViewedRun) -> Index:
-        """Return a run's index, which the first call creates."""
+        """Return the index of a run, which is created at the first call."""
         with self._lock:
             return self._indexes.setdefault(run.key, Index(run.path, run.agents()))
 
@@ -277,7 +277,7 @@ class Browsing:
         )
 
     def league(self, request: Request) -> Response:
-        """Return the page of a league: results, ratings and the pool."""
+        """Return the page of a league, with results, ratings and the pool."""
         run = run_of(self._library, request.path_params["key"])
         index = self.index(run)
         done = index.refresh()
@@ -327,7 +327,7 @@ class Browsing:
         )
 
     def together(self, request: Request) -> Response:
-        """Return the page with episodes side by side; the query specifies each as `split.step.line`."""
+        """Return the page that shows several episodes side by side. The query specifies each episode as `split.step.line`."""
         run = run_of(self._library, request.path_params["key"])
         places = []
         for word in request.query_params.getlist("e")[:BESIDE]:
@@ -348,7 +348,7 @@ class Browsing:
         )
 
     def whole(self, request: Request) -> Response:
-        """Return the text of one turn as plain text."""
+        """Return the content of one turn as plain text."""
         run, split, step, line = self._place(request)
         found = self._read(run, split, step, line)
         turn = request.path_params["turn"]
@@ -358,7 +358,7 @@ class Browsing:
         return PlainTextResponse(shown(text))
 
     def picture(self, request: Request) -> Response:
-        """Return an image that a prompt contains."""
+        """Return an image that occurs in a prompt."""
         run = run_of(self._library, request.path_params["key"])
         found = read_picture(run.path, request.path_params["file"])
         if found is None:
@@ -400,7 +400,7 @@ def _counted(word: str) -> int:
 
 
 def command_of(run: ViewedRun, query: Mapping[str, str]) -> str:
-    """Return the command that collects the episodes that a query selects."""
+    """Return the command that collects the episodes selected by a query."""
     chosen = urlencode({name: value for name, value in query.items() if name in SELECTING})
     return shlex.join(
         ["kapelle", "collect", str(run.path), "--recorded", chosen, "--for", "sft", "--out", "picked.jsonl"]
@@ -410,12 +410,12 @@ def command_of(run: ViewedRun, query: Mapping[str, str]) -> str:
 KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
 
 MOST_LISTED = 500
-"""Maximum number of runs in the list; if there are more, all runs can be searched by name."""
+"""The maximum number of runs in the list. If there are more runs, all of them can still be searched by name."""
 FOLLOWERS = Followers()
 
 
 def viewer(library: Library, binding: Binding) -> Guard:
-    """Return the web application that shows these runs."""
+    """Return the web application that shows the runs of a library."""
     drawing, episodes = DrawnRuns(library), Browsing(library)
     at = "/run/{key}/episode/{split}/{step:int}/{line:int}"
     addresses: dict[str, Callable[[Request], Any]] = {

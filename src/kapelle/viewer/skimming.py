@@ -1,7 +1,7 @@
-"""Reads the fields of an episode's line that the table of episodes and the league show, and only counts tokens.
+"""Reads those fields of an episode's line that the table of episodes and the league show. The tokens of a turn are counted but not parsed.
 
-Token ids and log-probs make up most of a line, and counting commas is much faster than parsing numbers. If these lists
-contain anything except numbers, the whole line is parsed.
+Token ids and log-probs are most of a line, and counting commas is much faster than parsing numbers. If the lists of a
+line contain anything except numbers, the whole line is parsed.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from kapelle.viewer.lines import listing, mapping, number, parsed, text, whole
 # -------- Results of episodes in which one player wins what the other players lose
 
 FIXED = -1
-"""The version of an untrained player."""
+"""The version number that stands for an untrained player."""
 _NOTHING = 1e-6
-"""If the returns differ by less than this, the game counts as a draw."""
+"""The difference between returns below which a game counts as a draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkimmedPlayer:
-    """The player in one role of an episode, and its return."""
+    """The player in one role of an episode, and the return of this player."""
 
     name: str
-    """Name of the policy; of the member if a league has assigned the role; for the environment's players, `opponent` and the name."""
+    """The name of the policy, or of the member if a league has assigned the role. For players of the environment, the name is
+    `opponent` and the name of the player."""
     version: int
-    """The version of the player's policy at its first turn, or `FIXED`."""
+    """The version of the player's policy in its first turn, or `FIXED`."""
     total: float
 
 
@@ -38,7 +39,7 @@ class SkimmedPair:
     """Two players in the order of their roles."""
 
     part: str
-    """The name of the environment in a mixture; empty otherwise."""
+    """The name of the environment in a mixture; empty if the environment is not a mixture."""
     one: str
     one_version: int
     other: str
@@ -47,19 +48,22 @@ class SkimmedPair:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of a pair's episodes; the player with the larger return wins, and `one` is the first player."""
+    """The results of the games of a pair of players. The player with the larger return wins, and `one` is the first player."""
 
     wins: int = 0
     draws: int = 0
     losses: int = 0
     unlike: int = 0
-    """Number of episodes whose returns do not add up to 0, because the players are not opposed."""
+    """The number of episodes whose returns do not add up to 0, which means that the players are not opponents."""
 
 
 def players_of(
     row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]], rewards: Mapping[str, float]
 ) -> tuple[SkimmedPlayer, ...]:
-    """Return the players in an episode's row in the order of their roles; empty if the episode failed or was truncated."""
+    """Return the players in the row of an episode in the order of their roles.
+
+    The result is empty if the episode failed or was truncated.
+    """
     if row.get("error") or row.get("truncated") is True:
         return ()
     # Games report the role of each agent and opponent. This maps each role to the name, and whether it is an opponent.
@@ -100,13 +104,14 @@ def players_of(
 
 
 DRAFT = re.compile(r"draft-(\w+)@\d+")
-"""The name of a draft: a learner of a league at a step before it enters the pool."""
+"""A regular expression for the name of a draft, which is a learner of a league at a step before it enters the pool."""
 
 
 def cast_of(row: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the players that replace agents, by agent: the policy (empty for a player of the environment) and the member's name.
+    """Return the players that replace agents, by agent.
 
-    All drafts of a learner have one name: "self on its way".
+    Each player consists of the policy (empty for a player of the environment) and the name of the member. All drafts of
+    a learner have the same name, such as "self on its way".
     """
     found = mapping(mapping(row.get("task")).get("cast"))
     pairs = {
@@ -121,7 +126,7 @@ def cast_of(row: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def tallies(found: Iterable[tuple[str, Sequence[SkimmedPlayer]]]) -> dict[SkimmedPair, Tally]:
-    """Return the results of all pairs of players in these episodes; each episode is given as (part, players)."""
+    """Return the results of all pairs of players in the given episodes. Each episode is given as a pair of the part and the players."""
     made: dict[SkimmedPair, Tally] = {}
     for part, players in found:
         size = max((abs(each.total) for each in players), default=0.0)
@@ -143,7 +148,7 @@ _PROMPT, _SAID, _LOGPROBS = b'"prompt_ids":[', b'],"completion_ids":[', b'],"log
 
 @dataclass(frozen=True, slots=True)
 class Skimmed:
-    """The fields of an episode in the table of episodes."""
+    """The fields of an episode that are shown in the table of episodes."""
 
     line: int
     group: int
@@ -160,21 +165,21 @@ class Skimmed:
     speakers: Sequence[str]
     """The agent of each turn."""
     finishes: Sequence[str]
-    """The distinct finish reasons of the turns: `stop`, `length`, `error`."""
+    """The distinct finish reasons of the turns, such as `stop`, `length` and `error`."""
     tags: Sequence[str]
-    """The names in `info` whose value is true, the task's part, and `cut off`."""
+    """The tags of the episode: the names in `info` whose value is true, the part of the task, and `cut off` for a truncated episode."""
     part: str
     players: Sequence[SkimmedPlayer]
-    """The players, in the order of their roles."""
+    """The players of the episode, in the order of their roles."""
 
     @property
     def reward(self) -> float | None:
-        """The agents' mean return; None if there are no returns."""
+        """The mean return of the agents, or None if there are no returns."""
         return sum(self.rewards.values()) / len(self.rewards) if self.rewards else None
 
 
 def skimmed(raw: bytes, line: int) -> Skimmed | None:
-    """Return the fields of a line that the table shows; None if the line is not an episode."""
+    """Return the fields of a line that are shown in the table, or None if the line is not an episode."""
     short = _without_numbers(raw)
     row = None if short is None else parsed(short)
     if row is None and short != raw:
@@ -211,7 +216,7 @@ def skimmed(raw: bytes, line: int) -> Skimmed | None:
 
 
 MOST_TAGS = 20
-"""Maximum number of tags of an episode."""
+"""The maximum number of tags of an episode."""
 
 
 def _tags(row: Mapping[str, Any], task: Mapping[str, Any]) -> list[str]:
@@ -235,7 +240,7 @@ def spreads(found: Sequence[Skimmed]) -> dict[int, float]:
 
 
 def _without_numbers(raw: bytes) -> bytes | None:
-    """Return a line in which each turn's tokens are replaced by their number; None if the line has another format."""
+    """Return a line in which the tokens of each turn are replaced by their number, or None if the line has another format."""
     parts, at = [], 0
     while (start := raw.find(_PROMPT, at)) >= 0:
         completion = raw.find(b"]", start)

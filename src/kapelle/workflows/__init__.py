@@ -1,4 +1,7 @@
-"""Built-in workflows by name. To add one, write its module, a line in `BUILTIN`, and an import below for editors."""
+"""The built-in workflows.
+
+To add a workflow, write its module, add a line to `BUILTIN`, and add an import under `TYPE_CHECKING` for editors.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -21,17 +24,17 @@ BUILTIN: Mapping[str, str] = {
     "tool_use": "kapelle.workflows.tool_use:ToolUse",
     "external": "kapelle.workflows.external:ExternalWorkflow",
 }
-"""Name in a recipe → `module:Class`, imported on first use."""
+"""Mapping from the name of a workflow in a recipe to `module:Class`. The module is imported when the workflow is first used."""
 
 FILES = "kapelle.workflows.dag_file"
-"""Module that reads files which describe a whole workflow (`kapelle.workflow.workflow_files`)."""
+"""Name of the module that reads files which define a whole workflow (`kapelle.workflow.workflow_files`)."""
 
 HOMES: Mapping[str, str] = {
     **classes(BUILTIN),
     "Node": "kapelle.workflows.dag",
     "majority": "kapelle.workflows.vote",
 }
-"""Class → module that defines it: `from kapelle.workflows import Chain`."""
+"""Mapping from each public name to the module that defines it, for imports such as `from kapelle.workflows import Chain`."""
 
 if TYPE_CHECKING:
     from kapelle.workflows.chain import Chain as Chain

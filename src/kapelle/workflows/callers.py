@@ -1,13 +1,14 @@
-"""Callers: which agent's turn caused a call from an external program.
+"""Find out which agent's turn caused a call from an external program.
 
-Programs do not state the caller, so it is inferred from the messages of the call. Frameworks delegate work in three ways:
+Programs do not state which turn caused a call, so this turn is inferred from the messages of the call. Frameworks delegate work in
+three ways:
 
-1. a handoff: the other agent's completion is in the conversation, as an assistant message;
-2. a tool call: the other agent's completion calls tools and has not been continued yet. If there are several such turns, the caller
-   is the turn whose arguments are in the messages. Without such a match, the caller stays unknown;
-3. a message: the messages contain whole lines of the other agent's completion, possibly after its name.
+1. A handoff: the conversation contains the other agent's completion as an assistant message.
+2. A tool call: the other agent's completion calls tools and has not been continued yet. If there are several such turns, the caller
+   is the turn whose arguments occur in the messages. If there is no such turn, the caller is unknown.
+3. A message: the messages contain whole lines of the other agent's completion, possibly after the name of this agent.
 
-An agent that reads the result of its own tool call has no new caller: its earlier call continues.
+If an agent reads the result of its own tool call, the call has no new caller, because the agent's earlier call continues.
 """
 
 from __future__ import annotations
@@ -19,25 +20,29 @@ from kapelle.environments.grading.text.tool_call import Form, NotCalls, ReadCall
 from kapelle.types import Json, Message, Turn
 
 FORMS: tuple[Form, ...] = ("hermes", "llama", "mistral", "deepseek", "glm", "qwen_coder", "harmony")
-"""Forms in which agents' tool calls are parsed. Clients return them in the first form, whatever the model's own form is."""
+"""Formats in which agents' tool calls are parsed. Clients return tool calls in the first format, regardless of the format of the model."""
 
 
 class Callers:
-    """The turns of one episode, for finding the caller of the next request."""
+    """The turns of one episode, in which the caller of the next request is searched."""
 
     def __init__(self) -> None:
         self._turns: list[Turn] = []
         self._open: dict[int, Sequence[str]] = {}
-        """Index of a turn with tool calls that has not been continued yet → the strings among its arguments."""
+        """Mapping from the index of a turn with tool calls that has not been continued yet to the strings among the arguments of these
+        calls."""
         self._first_message: dict[int, str] = {}
-        """Index of such a turn → the first user message of its conversation."""
+        """Mapping from the index of such a turn to the first user message of its conversation."""
         self._lines: list[frozenset[str]] = []
-        """The lines of each turn."""
+        """The lines of each turn's text."""
         self._normalised: list[str] = []
-        """The text of each turn, normalised for comparison."""
+        """The text of each turn in normalised form, for comparison."""
 
     def record(self, turn: Turn, messages: Sequence[Message] = (), after: int | None = None) -> None:
-        """Add a turn and the messages of its request; call this for all turns of the episode in order."""
+        """Add a turn and the messages of its request.
+
+        This method must be called for all turns of the episode in order.
+        """
         assert turn.index == len(self._turns), "turns are recorded in order"
         self._turns.append(turn)
         self._lines.append(frozenset(_lines(turn.text)))
@@ -48,9 +53,9 @@ class Callers:
                 self._first_message[turn.index] = _first_user_message(messages)
 
     def find(self, agent: str, messages: Sequence[Message], after: int | None) -> int | None:
-        """Return the index of the turn that caused the current call of `agent`; None if it cannot be found.
+        """Return the index of the turn that caused the current call of `agent`, or None if the turn cannot be found.
 
-        `messages` are the messages after the agent's own turn `after`, or all messages in a new conversation.
+        The argument `messages` contains the messages after the agent's own turn `after`, or all messages of a new conversation.
         """
         turns = self._turns
         answers = {_normalised(message.content) for message in messages if message.role == "assistant"}
@@ -116,7 +121,10 @@ def _first_user_message(messages: Sequence[Message]) -> str:
 
 
 def _normalised(text: str) -> str:
-    """Return a text normalised for comparison: its tool calls if it has any (clients reformat them), else its letters."""
+    """Return a text in normalised form for comparison.
+
+    The result consists of the tool calls if there are any, because clients reformat them, or else of the letters of the text.
+    """
     calls = _calls(text)
     if calls:
         return repr([(call.name, sorted(call.arguments.items())) for call in calls])
@@ -132,7 +140,7 @@ def _calls(text: str) -> Sequence[ReadCall]:
 
 
 def _arguments(text: str) -> Sequence[str] | None:
-    """Return the strings among the arguments of a turn's tool calls; None for a turn without tool calls."""
+    """Return the strings among the arguments of a turn's tool calls, or None if the turn has no tool calls."""
     calls = _calls(text)
     return [argument for call in calls for argument in _texts(dict(call.arguments))] if calls else None
 

@@ -1,7 +1,7 @@
-"""Chain: agents write one after another; each reads the earlier messages, and the last agent answers.
+"""The workflow `chain`: agents write one after another, each agent reads the earlier messages, and the last agent answers.
 
-In an environment with team moves (`TeamMoves`: a conversation, a server's environment) the whole chain runs again for every move.
-MARFT (2504.16129) uses a chain of two agents: a Reasoner that prepares the answer and an Actor that gives it.
+In an environment with the capability `TeamMoves`, such as a conversation, the whole chain runs again for every move. MARFT
+(arXiv:2504.16129) uses a chain of two agents: a Reasoner prepares the answer and an Actor writes it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from kapelle.workflows.graph import mermaid
 
 
 class Chain(Settings, Drawable):
-    """Agents write in team order; only the last agent acts in the environment and is scored.
+    """A workflow in which agents write in team order. Only the last agent acts in the environment and is scored.
 
-    An agent's prompt can use `{question}` and the name of every earlier agent, for example `{reasoner}`. It determines what
-    the agent reads. Without a prompt, an agent reads the question and all earlier messages.
+    The prompt of an agent can use `{question}` and the name of every earlier agent, for example `{reasoner}`. The agent reads only
+    the texts that its prompt contains. An agent without a prompt reads the question and all earlier messages.
     """
 
     name: Literal["chain"] = "chain"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, or a prompt with an unknown field or a later agent's name."""
+        """Raise ConfigError if the environment is a game, or if a prompt uses an unknown field or the name of a later agent."""
         if not offers(environment, TeamMoves):
             need_answers("chain", "ends in one answer", environment)
         check_names(agents, ["question"])

@@ -1,7 +1,7 @@
-"""Cory: a pioneer answers, then an observer reads the pioneer's answer and answers; both answers are graded.
+"""The workflow `cory`: a pioneer answers, and an observer reads the pioneer's answer and then answers. Both answers are scored.
 
-These are the roles of CORY (2410.06101). The exchange of weights and the sum of rewards belong to the algorithm `cory`; this
-workflow generates and scores the two answers.
+The roles are those of CORY (arXiv:2410.06101). The workflow generates and scores the two answers. The algorithm `cory` exchanges the
+weights and adds the rewards.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from kapelle.workflows.graph import mermaid
 
 
 class Cory(Settings, Drawable):
-    """The first agent is the pioneer and the second the observer; the observer's answer is the team's answer.
+    """A workflow in which the first agent is the pioneer and the second agent is the observer, whose answer is the team's answer.
 
-    Each agent's reward is the score of its own answer. The observer's prompt can use `{question}` and the pioneer's answer, as
-    `{pioneer}` or by the pioneer's name; without a prompt, the observer reads both.
+    The reward of each agent is the score of its own answer. The prompt of the observer can use `{question}` and the pioneer's answer,
+    either as `{pioneer}` or by the name of the pioneer. Without a prompt, the observer reads the question and the pioneer's answer.
     """
 
     name: Literal["cory"] = "cory"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, a number of agents other than two, or an unknown field."""
+        """Raise ConfigError if the environment is a game, if the number of agents is not two, or if a prompt uses an unknown field."""
         need_answers("cory", "grades two answers", environment)
         if len(agents) != 2:
             raise ConfigError(
@@ -65,7 +65,7 @@ class Cory(Settings, Drawable):
         await scene.step({pioneer: first, observer: second}, final=second)
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return pioneer and observer as a Mermaid flowchart."""
+        """Return the roles of pioneer and observer as a Mermaid flowchart."""
         pioneer, observer = names
         labels = {pioneer: f"pioneer: {pioneer}", observer: f"observer: {observer}"}
         return mermaid({pioneer: (), observer: (pioneer,)}, labels, observer)

@@ -1,7 +1,7 @@
-"""Dag: a directed graph of turns, which defines who acts after whom and what each agent reads.
+"""The workflow `dag`: a directed graph of turns, which defines the order in which agents act and what each agent reads.
 
-It has the form of MARFT's workflows (2504.16129) and uses the names of siiRL's YAML. `dag_file` merges a whole workflow file, which also
-defines which agents are trained and which share critics, into a recipe.
+The graph has the form of the workflows of MARFT (arXiv:2504.16129), with the setting names of siiRL's YAML files. A workflow file can
+also define which agents are trained and which agents share a critic; the module `dag_file` merges such a file into a recipe.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from kapelle.workflows.graph import Graph, ancestors, check_graph, levels, merma
 
 
 class NodeTokens:
-    """The tokeniser for siiRL's functions: the transformers tokeniser, with kapelle's rendering of conversations."""
+    """The tokeniser that siiRL's functions receive: the transformers tokeniser, with kapelle's rendering of conversations."""
 
     def __init__(self, renderer: TokenizesChats) -> None:
         """Wrap the tokeniser of a renderer."""
         self._renderer = renderer
         self.written: dict[tuple[int, ...], list[Message]] = {}
-        """Ids from `apply_chat_template` → their messages."""
+        """Mapping from token ids that `apply_chat_template` returned to the messages from which they were created."""
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        """Return a string's ids; raise TypeError for other values, for example a template that is None."""
+        """Return the token ids of a string. Raises TypeError for other values, for example if a template is None."""
         if not isinstance(text, str):
             raise TypeError(f"tokenizer.encode needs a string, but got {type(text).__name__}")
         return list(self._renderer.tokenizer(text, **options)["input_ids"])
@@ -77,7 +77,7 @@ class NodeTokens:
         add_generation_prompt: bool = False,
         **options: Any,
     ) -> Any:
-        """Return a conversation as ids, or with `tokenize=False` as a string."""
+        """Return a conversation as token ids, or as a string with `tokenize=False`."""
         if not tokenize or options.keys() - {"add_special_tokens"}:
             return self._renderer.tokenizer.apply_chat_template(
                 list(conversation), tokenize=tokenize, add_generation_prompt=add_generation_prompt, **options
@@ -88,20 +88,20 @@ class NodeTokens:
         return list(ids)
 
     def __call__(self, *texts: Any, **options: Any) -> Any:
-        """Call the tokeniser of transformers."""
+        """Call the transformers tokeniser."""
         return self._renderer.tokenizer(*texts, **options)
 
     def __len__(self) -> int:
-        """Return the size of the vocabulary."""
+        """Return the size of the vocabulary of the tokeniser."""
         return len(self._renderer.tokenizer.get_vocab())
 
     def __getattr__(self, name: str) -> Any:
-        """Return another attribute of the tokeniser of transformers, such as `decode` or `eos_token`."""
+        """Return another attribute of the transformers tokeniser, such as `decode` or `eos_token`."""
         return getattr(self._renderer.tokenizer, name)
 
 
 BYTES = "kapelle.models.renderer:byte_renderer"
-"""Factory of a renderer with bytes as tokens, for trial calls and for agents without a model on this machine."""
+"""Import path of a renderer with bytes as tokens, which is used for trial calls and for agents without a model on this machine."""
 
 
 @lru_cache(maxsize=1)
@@ -112,7 +112,7 @@ def _byte_renderer() -> TokenizesChats:
 
 @dataclass(frozen=True, slots=True)
 class Processing:
-    """The two functions of one file; None for a function that it does not define."""
+    """The functions `pre_process` and `post_process` of one file. A function that the file does not define is None."""
 
     path: str
     pre: Callable[..., object] | None
@@ -125,9 +125,9 @@ class Processing:
         kwargs: Mapping[str, Json],
         renderer: TokenizesChats | None = None,
     ) -> tuple[list[Message], tuple[int, ...] | None]:
-        """Return what the node's agent reads, as messages and also, if the function returned ids of its model, as ids.
+        """Return the prompt of the node's agent as messages, and also as token ids if `pre_process` returned ids of its model.
 
-        `observation` is the environment's response, or None before the first response.
+        The argument `observation` is the response of the environment, or None before the first response.
         """
         if self.pre is None:
             return [Message("user", prompt)], None
@@ -151,7 +151,10 @@ class Processing:
         renderer: TokenizesChats | None = None,
         sampled: Sequence[int] = (),
     ) -> str:
-        """Return the node's output, computed by its `post_process`; `sampled` contains the model's ids of the response."""
+        """Return the output of the node, computed by `post_process`.
+
+        The argument `sampled` contains the token ids of the model's response.
+        """
         assert self.post is not None
         if not _takes_ids(self.post):
             return self._text(self.post(prompt, response, **kwargs), "post_process")
@@ -163,7 +166,7 @@ class Processing:
         return str(tokens.decode(list(self._ids(result, "post_process", len(tokens)))))
 
     def try_out(self, node: str, pre_kwargs: Mapping[str, Json], post_kwargs: Mapping[str, Json]) -> None:
-        """Call both functions with sample texts, before and after a first turn; raise ConfigError if one fails."""
+        """Call both functions with sample texts, once as before and once as after a first turn. Raises ConfigError if a call fails."""
         function = "pre_process"
         try:
             self.before("What is 1 + 1?", None, pre_kwargs)
@@ -201,7 +204,7 @@ def _takes_ids(function: Callable[..., object]) -> bool:
 
 @lru_cache(maxsize=64)
 def load_processing(path: str) -> Processing:
-    """Return the functions of `folder/file.py` or `package.module`; raise ConfigError if it defines neither."""
+    """Return the functions of `folder/file.py` or `package.module`. Raises ConfigError if the file defines neither function."""
     module = find_module(path, f"process_path: '{path}'")
     found = {name: vars(module).get(name) for name in ("pre_process", "post_process")}
     if not any(map(callable, found.values())):
@@ -218,64 +221,65 @@ _FIELD = re.compile(r"\$\{([\w.-]+)\}")
 
 
 class Node(Settings):
-    """One turn of one agent, in a new conversation that contains only the node's prompt."""
+    """A node of the graph: one turn of one agent, in a new conversation that contains only the prompt of the node."""
 
     id: str = Field(pattern=r"^[A-Za-z_][\w-]*$")
     """Name of the node."""
     agent: str | None = None
-    """Name of the agent; set either this or `agent_group`."""
+    """Name of the agent. Set either `agent` or `agent_group`."""
     agent_group: int | None = Field(default=None, ge=0)
     """Index of the agent in the team, from 0."""
     dependencies: tuple[str, ...] = ()
-    """Nodes that run before this one."""
+    """Names of the nodes that run before this node."""
     prompt: str = "${prompt}"
-    """Template of the agent's prompt. `${prompt}` is the node's input: the question, then the texts of all nodes on which it
-    depends, unless a `post_process` changes it. `${question}` is the question, followed from the second turn on by the
-    environment's last response. `${ID.output}` is the text of a node on which this node depends, directly or indirectly."""
+    """Template of the agent's prompt. The field `${prompt}` is the input of the node: the question, followed by the texts of all nodes on
+    which this node depends, unless a `post_process` function changes it. The field `${question}` is the question, followed by the last
+    response of the environment from the second turn on. The field `${ID.output}` is the text of the node ID, on which this node depends
+    directly or indirectly."""
     process_path: str | None = None
-    """Python file or module with `pre_process` and `post_process`; see `workflows/dag.py`."""
+    """Python file or module with the functions `pre_process` and `post_process`; see `workflows/dag.py`."""
     pre_process_kwargs: Mapping[str, Any] = Field(default={})
-    """Keyword arguments of `pre_process`."""
+    """Keyword arguments of the function `pre_process`."""
     post_process_kwargs: Mapping[str, Any] = Field(default={})
-    """Keyword arguments of `post_process`."""
+    """Keyword arguments of the function `post_process`."""
     obs_with_env: bool = True
-    """Whether the agent reads the environment's observations, including responses to earlier turns; if false, it reads only
-    the task's text."""
+    """Whether the agent reads the observations of the environment, including responses to earlier turns. If false, the agent reads only
+    the text of the task."""
     rewards_with_env: bool | None = None
-    """Whether the environment receives and rewards this node's text; null means true for the answering node if no node sets
-    true."""
+    """Whether the environment receives and rewards the text of this node. If the setting is null for all nodes, it is true for the
+    answering node."""
 
 
 class Dag(Settings, Drawable, ScoresRounds):
-    """A directed graph of turns, run once or repeatedly until the episode ends."""
+    """A workflow that runs a directed graph of turns, once or repeatedly until the episode ends."""
 
     name: Literal["dag"] = "dag"
     nodes: tuple[Node, ...] = Field(min_length=1)
     answer: str | None = None
-    """Node whose text is the team's answer; null means the node on which no other node depends."""
+    """Name of the node whose text is the team's answer. If null, this is the node on which no other node depends."""
     max_assistant_turns: int = Field(default=1, ge=1)
-    """Maximum runs of the graph while the episode is open. Questions stay open after an incorrect answer. From the second run
-    on, the input of nodes without dependencies is the answering node's output, followed by the observation."""
+    """Maximum number of runs of the graph while the episode is open. The episode of a question stays open after an incorrect answer. From
+    the second run on, the input of nodes without dependencies is the output of the answering node, followed by the observation."""
     use_all_traj: bool = True
-    """Whether all turns are trained on, or only those of the last run of the graph, as in siiRL's scripts."""
+    """Whether all turns are trained on. If false, only the turns of the last run of the graph are trained on, as in siiRL's scripts."""
     whole_texts: bool = False
-    """Whether the environment receives the nodes' outputs in place of their texts, and the next run starts with only the
-    answering agent's observation. Used for siiRL's environments, which write the history themselves."""
+    """Whether the environment receives the outputs of the nodes instead of their texts, and each further run starts with only the
+    observation of the answering agent. This setting is used for siiRL's environments, which manage the history themselves."""
     score_rounds: bool = False
-    """Whether each text's score as an answer is recorded on its turn (`Turn.score`)."""
+    """Whether the score of each text as an answer is recorded on its turn (`Turn.score`)."""
 
     @property
     def graph(self) -> Graph:
-        """Node → its dependencies."""
+        """Mapping from each node to its dependencies."""
         return {node.id: node.dependencies for node in self.nodes}
 
     @property
     def answering(self) -> str:
-        """The node whose text is the answer."""
+        """Name of the node whose text is the team's answer."""
         return self.answer or sinks(self.graph)[0]
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a cycle, an unknown name, two answers, an agent without a node, or a game."""
+        """Raise ConfigError if the graph is invalid, if an agent has no node, or if the environment is a game."""
         need_answers("dag", "ends in one answer", environment)
         if self.max_assistant_turns > 1 and offers(environment, Recorded):
             raise ConfigError(
@@ -328,7 +332,7 @@ class Dag(Settings, Drawable, ScoresRounds):
             _processing(node)
 
     def _agent(self, node: Node, names: Sequence[str]) -> str:
-        """Return the name of a node's agent."""
+        """Return the name of the agent of a node."""
         if (node.agent is None) == (node.agent_group is None):
             raise ConfigError(f"Node '{node.id}' needs either `agent` or `agent_group`. Set one of them.")
         if node.agent_group is None:
@@ -361,9 +365,9 @@ class Dag(Settings, Drawable, ScoresRounds):
             before = scene.observe(answering) if self.whole_texts else outputs[self.answering]
 
     async def _run_once(self, scene: Scene, before: str | None) -> tuple[dict[str, str], dict[str, str]]:
-        """Run the graph once; return the text and the output of every node.
+        """Run the graph once, and return the text and the output of every node.
 
-        `before` is the start of the input from the second run on, and None in the first run.
+        The argument `before` is the text at the start of the input. The argument is None in the first run.
         """
         nodes = {node.id: node for node in self.nodes}
         texts: dict[str, str] = {}
@@ -415,7 +419,7 @@ class Dag(Settings, Drawable, ScoresRounds):
     def _prompt(
         self, scene: Scene, node: Node, agent: str, given: str, texts: Mapping[str, str], has_response: bool
     ) -> list[Message]:
-        """Return what a node's agent reads; `has_response` is true from the second run on."""
+        """Return the messages that the agent of a node reads. The argument `has_response` is true from the second run on."""
         observation = scene.observe(agent) if node.obs_with_env else None
         question = scene.task.question
         if observation is not None:
@@ -440,7 +444,7 @@ class Dag(Settings, Drawable, ScoresRounds):
         return [*messages[:-1], replace(messages[-1], content=text)]
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return the graph as a Mermaid flowchart; the answer has a double edge. Raises the errors of `check`."""
+        """Return the graph as a Mermaid flowchart, in which the answering node has a double border. Raises the same errors as `check`."""
         self._check_nodes()
         labels = {node.id: f"{node.id}: {self._agent(node, names)}" for node in self.nodes}
         return mermaid(self.graph, labels, self.answering)
@@ -456,7 +460,7 @@ def _processing(node: Node) -> Processing | None:
 
 
 def _one_turn_each(level: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """Split a layer's (node, agent) into batches in which each agent has at most one turn."""
+    """Split a layer of (node, agent) pairs into batches in which each agent has at most one turn."""
     batches: list[dict[str, str]] = []
     for node, agent in level:
         batch = next((batch for batch in batches if agent not in batch), None)

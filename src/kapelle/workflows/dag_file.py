@@ -1,15 +1,18 @@
-"""Whole workflow files: siiRL's YAML (MARFT, 2504.16129), or the same format for kapelle.
+"""Read files that define a whole workflow, in siiRL's YAML format (MARFT, arXiv:2504.16129) or in kapelle's version of it.
 
-Such a file contains more than a workflow: which agents are trained and how often, whose critic is shared, how rewards are shared,
-and the environment. `read_workflow` converts it to sections of a recipe:
+Such a file contains more than a workflow: it also defines which agents are trained and how often, which agents share a critic, how
+rewards are shared, and the environment. The function `read_workflow` converts the file to sections of a recipe:
 
-    workflow   nodes with role ROLLOUT (all nodes in kapelle's own form), `max_assistant_turns`, `use_all_traj`
-    team       one agent per group; frozen without a training ACTOR node; `share_critic_with`; `critic_model`
-    model      `config.model.path`, if all agents have the same; else each agent gets its own
-    algorithm  `group_size` from `rollout.n`, `order` from `train_cycle`, `team_reward` from `share_reward_in_agent`
-    environment  from `env_path`
+    workflow     The nodes with the role ROLLOUT (all nodes in kapelle's own format), `max_assistant_turns` and `use_all_traj`.
+    team         One agent per agent group, which is frozen unless there is a training ACTOR node; `share_critic_with` and
+                 `critic_model`.
+    model        The value of `config.model.path` if it is the same for all agents; otherwise, each agent has its own model.
+    algorithm    The settings `group_size` (from `rollout.n`), `order` (from `train_cycle`) and `team_reward` (from
+                 `share_reward_in_agent`).
+    environment  The environment that `env_path` specifies.
 
-Settings that only affect speed are ignored and listed. Other settings without an equivalent raise a ConfigError that names them.
+Settings that only affect speed are ignored, and their names are listed. Other settings without an equivalent raise a ConfigError that
+contains their names.
 """
 
 from __future__ import annotations
@@ -32,17 +35,17 @@ from kapelle.workflows.graph import check_graph, sinks
 # paths relative to the root of its repository, so this finds them from anywhere.
 
 SIIRL_PROCESS = "examples/experimental/marft/config/process.py"
-"""siiRL's own processing, which is two templates; built in for workflow files that are stored without it."""
+"""Path of siiRL's own processing file, which consists of two templates. A built-in copy replaces the file if it is missing."""
 
 ENVIRONMENTS = {"math_env.py:MathEnv": "math", "code_env.py:CodeEnv": "code"}
-"""siiRL's own environment classes → the kapelle environments with the same questions and rewards."""
+"""Mapping from siiRL's own environment classes to the kapelle environments with the same questions and rewards."""
 
 SIIRL_ENV = "siirl_env"
-"""Name of the environment that wraps a class in siiRL's form."""
+"""Name of the environment that wraps a class with siiRL's interface."""
 
 
 def find_file(path: str, where: str) -> str | None:
-    """Return the full path of a file that the workflow file `where` names; None if it does not exist."""
+    """Return the full path of a file that the workflow file `where` refers to, or None if the file does not exist."""
     relative = Path(path).expanduser()
     if relative.is_absolute():
         return str(relative) if relative.is_file() else None
@@ -65,7 +68,7 @@ def _need_file(path: str, key: str, where: str) -> str:
 
 
 def with_processing(speech: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a node's keys with the full `process_path`; if siiRL's own file is missing, the built-in one replaces it."""
+    """Return the keys of a node with the full `process_path`. If siiRL's own processing file is missing, the built-in copy is used."""
     path = str(speech.get("process_path", ""))
     if not path.endswith(".py"):
         return dict(speech)
@@ -79,10 +82,9 @@ def with_processing(speech: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def environment_of(path: str, where: str) -> dict[str, Any]:
-    """Return the recipe's section for one `env_path`: a name, `module:Class` or `path/file.py:Class`.
+    """Return the environment section of a recipe for an `env_path`, which is a name, `module:Class` or `path/file.py:Class`.
 
-    Raises ConfigError for a missing file or class, and for a class that is neither an environment of kapelle nor in siiRL's
-    form.
+    Raises ConfigError if the file or class is missing, or if the class has neither kapelle's nor siiRL's environment interface.
     """
     file, _, name = path.rpartition(":")
     if file.endswith(".py"):
@@ -111,9 +113,10 @@ def environment_of(path: str, where: str) -> dict[str, Any]:
 def answered_by(
     section: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], answer: str, at: str, where: str
 ) -> tuple[dict[str, Any], ...]:
-    """Return the nodes; nodes with `obs_with_env` send their texts to a class in siiRL's form.
+    """Return the nodes, where nodes with `obs_with_env` send their texts to an environment with siiRL's interface.
 
-    `at` is the node with the `env_path`. Raises ConfigError unless it is the answering node and has `obs_with_env`.
+    The argument `at` is the name of the node with the `env_path`. Raises ConfigError unless this is the answering node and it has
+    `obs_with_env`.
     """
     by_id = {str(node["id"]): node for node in nodes}
     if at != answer:
@@ -132,11 +135,11 @@ _SIIRL_ENV_KEYS = {"env_path", "questions", "rewards_with_env", "reward_range"}
 
 
 def fitted(values: Mapping[str, Any], under: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the sections of an overlay, or settings, adapted to the recipe sections `under` into which they are merged.
+    """Return the sections of an overlay, or settings, adapted to the recipe sections `under` with which they will be merged.
 
-    A class in siiRL's form uses the questions of the recipe's environment, and settings of that environment become settings of
-    its `questions`. Settings of order, group size and team reward become settings of CORY's `base`. `score_rounds` of the
-    recipe's workflow is kept.
+    An environment with siiRL's interface uses the questions of the recipe's environment, whose settings become settings of
+    `questions`. For CORY, the settings of the order, the group size and the team reward become settings of `base`. The setting
+    `score_rounds` of the recipe's workflow is kept.
     """
     fit = {"workflow": _fitted_workflow, "environment": _fitted_environment, "algorithm": _fitted_algorithm}
     sections = dict(values)
@@ -188,7 +191,7 @@ _SCRIPT = {
     "rollout.agent.rewards_with_env": "rewards_with_env",
     "algorithm.share_reward_in_agent": "share_reward_in_agent",
 }
-"""Setting of siiRL's launch scripts in a node's `config` → the key of a workflow file."""
+"""Mapping from settings of siiRL's launch scripts in a node's `config` to the corresponding keys of a workflow file."""
 _SPEED = re.compile(
     r".*(micro_batch_size_per_gpu|tensor_model_parallel_size|gpu_memory_utilization|offload|enforce_eager"
     r"|free_cache_engine|max_num_batched_tokens|max_num_seqs)"
@@ -200,9 +203,9 @@ class Read:
     """The contents of a workflow file."""
 
     sections: Mapping[str, Any]
-    """Sections of a recipe."""
+    """The sections of a recipe to which the file was converted."""
     set_aside: Mapping[str, str] = field(default_factory=dict)
-    """Ignored key → reason."""
+    """Mapping from each ignored key to the reason why it is ignored."""
 
 
 def is_workflow_file(values: Mapping[str, Any]) -> bool:
@@ -211,7 +214,7 @@ def is_workflow_file(values: Mapping[str, Any]) -> bool:
 
 
 def read_workflow(values: Mapping[str, Any], where: str) -> Read:
-    """Return the contents of a workflow file; raise ConfigError, which names `where`, for settings without an equivalent."""
+    """Return the contents of a workflow file. Raises ConfigError, with the file name `where`, for settings without an equivalent."""
     nodes = values.get("nodes")
     if not isinstance(nodes, list) or not nodes or not all(isinstance(node, Mapping) for node in nodes):
         raise ConfigError(f"{where} has no list `nodes`. Add one with at least one node.")
@@ -237,7 +240,7 @@ def _check_known(given: Mapping[str, Any], known: set[str], where: str, node: st
 
 @dataclass(slots=True)
 class _Group:
-    """One agent of a workflow file."""
+    """One agent of a workflow file, which corresponds to an agent group of siiRL."""
 
     name: str
     trains: bool = True
@@ -321,7 +324,7 @@ def _read_siirl(values: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], w
 
 
 def _checked_node(node: Mapping[str, Any], options: Any, where: str, name: str) -> int:
-    """Return the agent group of a siiRL node; raise ConfigError for an invalid node."""
+    """Return the agent group of a siiRL node. Raises ConfigError if the node is invalid."""
     _check_known(node, _SIIRL_NODE, where, name)
     role = node.get("node_role")
     if role not in _ROLES:
@@ -359,7 +362,7 @@ def _training_keys(group: _Group, given: Mapping[str, Any], where: str, name: st
 def _engine_keys(
     group: _Group, samples: set[int], config: Mapping[str, Any], where: str, name: str, *, is_critic: bool
 ) -> dict[str, str]:
-    """Read the model and the number of samples from a node's `config`; return the ignored keys with reasons."""
+    """Read the model and the number of samples from the `config` of a node, and return the ignored keys with reasons."""
     ignored = {}
     for key, value in config.items():
         if key in _SCRIPT:
@@ -490,10 +493,10 @@ def _as_list(value: Any) -> list[str]:
 
 
 def pre_process(prompt: str) -> list[dict[str, str]]:
-    """Return the prompt after an empty system message, which prevents a chat template's default system message."""
+    """Return the prompt after an empty system message, which prevents the default system message of a chat template."""
     return [{"role": "system", "content": ""}, {"role": "user", "content": prompt}]
 
 
 def post_process(prompt: str, response: str, *, post_chat_template: str = "") -> str:
-    """Return the prompt, template and response as one string."""
+    """Return the prompt, the template and the response as one string."""
     return f"{prompt}{post_chat_template}{response}"

@@ -1,7 +1,7 @@
-"""Debate: agents answer at once, read each other's answers and answer again; the team's answer is the majority answer.
+"""The workflow `debate`: agents answer at the same time, read each other's answers and answer again. The majority answer wins.
 
-Multi-agent debate follows 2305.14325, and the vote over final answers is self-consistency (2203.11171). Stopping at
-consensus and scoring the answers of all rounds follow MAPoRL (2502.18439).
+Multi-agent debate is described in arXiv:2305.14325. The vote over the final answers is self-consistency (arXiv:2203.11171). The
+options to stop at a consensus and to score the answers of all rounds follow MAPoRL (arXiv:2502.18439).
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from kapelle.workflows.vote import agreement, majority
 
 
 class Debate(Settings, Drawable, CountsTurns, ScoresRounds, GoesOnWithout):
-    """`rounds` rounds of simultaneous answers; each agent's last answer is scored.
+    """A workflow with several rounds of simultaneous answers. The last answer of each agent is scored.
 
-    In the first round, an agent reads its prompt (by default `{question}`), and in later rounds `reply`. The team's answer is the
-    most frequent last answer; the episode's seed breaks ties.
+    In the first round, each agent reads its prompt (default `{question}`). In later rounds, each agent reads the message `reply`. The
+    team's answer is the most frequent last answer. Ties are broken at random with the seed of the episode.
     """
 
     name: Literal["debate"] = "debate"
     rounds: int = Field(default=2, ge=1)
-    """Maximum number of rounds; 1 is a plain majority vote."""
+    """Maximum number of rounds. With 1, the workflow is a plain majority vote."""
     reply: str = "{answers}\n\nAnswer again."
-    """Message to an agent after a round. `{answers}` are the other agents' last messages, one per line after the agent's name;
-    `{question}` is the question, and `{NAME}` is the last message of the agent NAME."""
+    """Message to an agent after each round. The field `{answers}` contains the last messages of the other agents, one per line after the
+    name of the agent. The field `{question}` is the question, and `{NAME}` is the last message of the agent NAME."""
     consensus: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Share of agents with the same answer at which the debate stops; with null, it never stops early."""
+    """Share of agents with the same answer at which the debate stops early. With null, the debate never stops early."""
     min_rounds: int = Field(default=1, ge=1)
-    """Minimum number of rounds before the debate, or an agent (`settled_after`), can stop."""
+    """Minimum number of rounds before the debate can stop early (`consensus`) or an agent can stop (`settled_after`)."""
     settled_after: int | None = Field(default=None, ge=2)
-    """Number of consecutive rounds with the same answer after which an agent stops; its last answer stays valid. With null,
+    """Number of consecutive rounds with the same answer after which an agent stops. The last answer of this agent stays valid. With null,
     all agents answer in every round."""
     score_rounds: bool = False
-    """Whether each answer's score is recorded on its turn (`Turn.score`); scores are not rewards."""
+    """Whether the score of each answer is recorded on its turn (`Turn.score`). These scores are not rewards."""
 
     @model_validator(mode="after")
     def _some_round_can_stop(self) -> Debate:
@@ -63,7 +63,7 @@ class Debate(Settings, Drawable, CountsTurns, ScoresRounds, GoesOnWithout):
         return self
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, too few agents, or a template with an unknown field."""
+        """Raise ConfigError if the environment is a game, if there are too few agents, or if a template uses an unknown field."""
         need_answers("debate", "votes on one answer", environment)
         need_two("`workflow.name: debate` needs at least two agents", agents)
         check_names(agents, ["question", "answers"])
@@ -103,7 +103,7 @@ class Debate(Settings, Drawable, CountsTurns, ScoresRounds, GoesOnWithout):
         await scene.step(ordered, final=majority(ordered, answers, scene.seed))
 
     def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return one turn per round for each agent."""
+        """Return the number of rounds as the maximum number of turns of each agent."""
         return dict.fromkeys(names, self.rounds)
 
     def mermaid(self, names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""External: an external program calls the agents; this workflow passes its calls to them and returns their completions.
+"""The workflow `external`: an external program calls the agents, and the workflow returns their completions to the program.
 
-The program maintains the conversations. If a call continues an agent's earlier completion, the agent reads that completion as the
-exact tokens that it sampled (`Scene.converse`).
+The program manages the conversations. If a call continues an earlier completion of an agent, the agent reads this completion as the
+exact tokens that were sampled (`Scene.converse`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kapelle.workflows.callers import Callers
 
 
 class ExternalWorkflow(Settings):
-    """The program of `environment: {name: external}` decides which agent acts when."""
+    """A workflow in which the program of `environment: {name: external}` decides which agent acts when."""
 
     name: Literal["external"] = "external"
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for an environment without an external program."""
+        """Raise ConfigError if the environment does not start an external program."""
         if not offers(environment, DrivenByPrograms):
             raise ConfigError(
                 f"`workflow.name: external` needs an external program, but `{environment.name}` has none. Set "
@@ -34,7 +34,7 @@ class ExternalWorkflow(Settings):
             )
 
     async def run(self, scene: Scene) -> None:
-        """Run one episode: calls are answered concurrently."""
+        """Run one episode, in which calls are answered concurrently."""
         pending: dict[int, asyncio.Task[None]] = {}
         callers = Callers()
         try:

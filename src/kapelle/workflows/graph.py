@@ -1,4 +1,4 @@
-"""Directed graphs of named nodes: checks, order of execution, ancestors, and drawings."""
+"""Functions for directed graphs of named nodes: checks, the order of execution, ancestors and drawings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from graphlib import CycleError, TopologicalSorter
 from kapelle.errors import ConfigError, did_you_mean
 
 Graph = Mapping[str, Sequence[str]]
-"""Node → the nodes that must run before it, in the order of their definition."""
+"""Mapping from each node to the nodes that must run before it, in the order of their definition."""
 
 
 def check_graph(graph: Graph, where: str) -> None:
-    """Raise ConfigError for an unknown or repeated dependency, or for a cycle."""
+    """Raise ConfigError if the graph has an unknown or repeated dependency or a cycle."""
     for name, before in graph.items():
         for other in before:
             if other not in graph:
@@ -33,7 +33,7 @@ def check_graph(graph: Graph, where: str) -> None:
 
 
 def levels(graph: Graph) -> list[list[str]]:
-    """Return the nodes in layers; each node is in the first layer after all its dependencies."""
+    """Return the nodes in layers. Each node is in the first layer that comes after the layers of all its dependencies."""
     sorter = TopologicalSorter(graph)
     sorter.prepare()
     layers = []
@@ -45,7 +45,7 @@ def levels(graph: Graph) -> list[list[str]]:
 
 
 def ancestors(graph: Graph, name: str) -> list[str]:
-    """Return every node on which a node depends, directly or not, in the order of their definition."""
+    """Return every node on which a node depends, directly or indirectly, in the order of their definition."""
     found: set[str] = set()
     todo = list(graph[name])
     while todo:
@@ -63,7 +63,7 @@ def sinks(graph: Graph) -> list[str]:
 
 
 def mermaid(graph: Graph, labels: Mapping[str, str], answer: str | None = None) -> str:
-    """Return the graph as a Mermaid flowchart; `answer` has a double edge."""
+    """Return the graph as a Mermaid flowchart, in which the node `answer` has a double border."""
     place = {name: f"n{k}" for k, name in enumerate(graph)}
     lines = ["flowchart TD"]
     for name in graph:

@@ -1,4 +1,4 @@
-"""Parallel: all agents that may move act at once, round after round, until the episode ends."""
+"""The workflow `parallel`: in each round, all agents that may move act at the same time, until the episode ends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from kapelle.workflow import Scene, check_template, observation_prompt
 
 
 class Parallel(Settings):
-    """The basic loop of a game: observe, act, receive rewards. On questions, every agent answers for itself.
+    """A workflow with the basic loop of a game: agents observe, act and receive rewards.
 
-    An agent's prompt frames each observation, which it contains as `{question}`. Agents do not read completions of the same round.
+    If the task is a question, every agent answers it independently.
+
+    The prompt of an agent contains the current observation as `{question}`. Agents do not read completions of the same round.
     """
 
     name: Literal["parallel"] = "parallel"

@@ -1,4 +1,4 @@
-"""Play: a game in which the environment decides which agents move, until it ends."""
+"""The workflow `play`: a game in which the environment decides which agents move, until the game ends."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from kapelle.workflow import Scene, check_template, observation_prompt
 
 
 class PlayWorkflow(Settings):
-    """Each agent whose turn it is reads its observation and writes a move; several agents can move at once.
+    """A workflow for games: each agent whose turn it is reads its observation and writes a move. Several agents can move at the same time.
 
-    An agent's prompt frames each observation, which it contains as `{question}`. Agents that have left the game do not act.
+    The prompt of an agent contains the current observation as `{question}`. Agents that have left the game do not act.
     """
 
     name: Literal["play"] = "play"
     memory: Literal["observation", "conversation"] = "observation"
-    """Context of a move: the current observation, or the agent's whole conversation."""
+    """Context of each move: only the current observation (`observation`) or the agent's whole conversation (`conversation`)."""
     max_rounds: int | None = Field(default=None, ge=1)
-    """Maximum number of rounds, after which the game is truncated; null sets no limit."""
+    """Maximum number of rounds, after which the game is truncated. With null, there is no limit."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for an environment of questions, or a prompt with a field other than `{question}`."""
+        """Raise ConfigError if the environment consists of questions, or if a prompt uses a field other than `{question}`."""
         if has_comparable_answers(environment):
             raise ConfigError(
                 f"`workflow.name: play` supports games, but the tasks of `{environment.name}` are questions. Set "

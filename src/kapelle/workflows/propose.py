@@ -1,7 +1,8 @@
-"""Propose: one agent writes a problem, and all others solve it at once; the environment checks and rewards both.
+"""The workflow `propose`: one agent writes a problem, and all other agents solve this problem at the same time.
 
-This is the self-play of R-Zero (2508.05004) and Absolute Zero (2505.03335), for environments such as `proposals` that decide which
-agent may write. For a given test problem, the solvers move at once.
+The environment checks and rewards the problem and the solutions. The workflow implements the self-play of R-Zero (arXiv:2508.05004)
+and Absolute Zero (arXiv:2505.03335), for environments such as `proposals` that decide which agent may write. If a test problem is
+given, only the solvers move.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from kapelle.workflows.graph import mermaid
 
 
 class Propose(Settings, Drawable, CountsTurns):
-    """The first agent is the proposer, and all others are solvers.
+    """A workflow in which the first agent is the proposer and all other agents are solvers.
 
-    An agent's prompt frames its observation, which it contains as `{question}`: the proposer's instruction, or the problem.
+    The prompt of an agent contains its observation as `{question}`. The observation is an instruction for the proposer and the
+    problem for the solvers.
     """
 
     name: Literal["propose"] = "propose"
     tries: int = Field(default=1, ge=1)
-    """Maximum number of problems that the proposer may write until one is accepted. After a rejection, it reads the reason in
-    the same conversation."""
+    """Maximum number of problems that the proposer may write until one problem is accepted. After a rejection, the proposer reads the
+    reason in the same conversation."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for an environment with its own questions, a single agent, or an unknown field."""
+        """Raise ConfigError if the environment has its own questions, if there is only one agent, or if a prompt uses an unknown field."""
         if has_comparable_answers(environment):
             raise ConfigError(
                 f"`workflow.name: propose` needs an environment in which an agent writes the problems, but `{environment.name}` has its "
@@ -59,11 +61,11 @@ class Propose(Settings, Drawable, CountsTurns):
             is_first = False
 
     def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return `tries` for the proposer and 1 for each solver."""
+        """Return `tries` as the maximum number of turns of the proposer, and 1 for each solver."""
         return {name: self.tries if k == 0 else 1 for k, name in enumerate(names)}
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return proposer, solvers and the reward as a Mermaid flowchart."""
+        """Return the proposer, the solvers and the reward as a Mermaid flowchart."""
         proposer, *solvers = names
         share = "share of correct answers"
         return mermaid({proposer: (), **dict.fromkeys(solvers, (proposer,)), share: solvers}, {}, share)

@@ -1,6 +1,7 @@
-"""Reflect: an actor answers, critics comment, and the actor answers again until all critics accept or a limit is reached.
+"""The workflow `reflect`: an actor answers, critics comment, and the actor answers again until all critics accept its answer.
 
-This is the loop of Reflexion (2303.11366) and self-refinement (2303.17651), with separate critics.
+The loop also ends when a maximum number of answers is reached. The workflow is the loop of Reflexion (arXiv:2303.11366) and
+Self-Refine (arXiv:2303.17651), with separate critics.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from kapelle.workflows.graph import mermaid
 
 
 class Reflect(Settings, Drawable, CountsTurns):
-    """The first agent is the actor, and all others are critics; the actor's last answer is the team's answer.
+    """A workflow in which the first agent is the actor and all other agents are critics. The actor's last answer is the team's answer.
 
-    The actor reads its prompt (by default `{question}`), then `revise` after every rejection. A critic's prompt can use
-    `{question}` and `{answer}`, the actor's latest answer. Without a prompt, it reads both, and later only each new answer.
-    Only the actor is scored.
+    The actor first reads its prompt (default `{question}`), and then the message `revise` after every rejection. The prompt of a
+    critic can use `{question}` and `{answer}`, which is the actor's latest answer. A critic without a prompt reads the question and
+    the first answer, and later only each new answer. Only the actor is scored.
     """
 
     name: Literal["reflect"] = "reflect"
     attempts: int = Field(default=3, ge=1)
-    """Maximum number of answers of the actor; critics do not read the last possible answer."""
+    """Maximum number of answers of the actor. Critics do not read the last possible answer."""
     accept: str = Field(default="ACCEPT", min_length=1)
-    """Line with which a critic accepts, as the first or last line of its message; case and a final full stop are ignored."""
+    """Line with which a critic accepts the answer, as the first or last line of its message. Case and a final full stop are ignored."""
     revise: str = "{notes}\n\nAnswer again."
-    """Message to the actor after a rejection. `{notes}` are the messages of the critics that did not accept, one per line after
-    the critic's name; `{question}` is the question."""
+    """Message to the actor after a rejection. The field `{notes}` contains the messages of the critics that did not accept the answer,
+    one per line after the name of the critic. The field `{question}` is the question."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, an actor without critics, or a template with an unknown field."""
+        """Raise ConfigError if the environment is a game, if there are no critics, or if a template uses an unknown field."""
         need_answers("reflect", "ends in one answer", environment)
         need_two("`workflow.name: reflect` needs an actor and critics", agents, "Add a critic")
         check_names(agents, ["question", "answer", "notes"])
@@ -76,17 +77,20 @@ class Reflect(Settings, Drawable, CountsTurns):
         await scene.step({actor: answer}, final=answer)
 
     def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return `attempts` for the actor, and one turn fewer for critics."""
+        """Return `attempts` as the maximum number of turns of the actor, and one turn fewer for each critic."""
         actor, *critics = names
         return {actor: self.attempts, **dict.fromkeys(critics, self.attempts - 1)}
 
     def mermaid(self, names: Sequence[str]) -> str:
-        """Return actor and critics as a Mermaid flowchart."""
+        """Return the actor and the critics as a Mermaid flowchart."""
         actor, *critics = names
         return mermaid({actor: critics, **dict.fromkeys(critics, (actor,))}, {}, actor)
 
     def accepts(self, text: str) -> bool:
-        """Return whether a critic's message accepts the answer; `I do not ACCEPT` does not."""
+        """Return whether the message of a critic accepts the answer.
+
+        For example, the message `I do not ACCEPT` does not accept the answer.
+        """
         lines = text.strip().splitlines() or [""]
         mark = self.accept.strip().rstrip(".!").casefold()
         return any(re.sub(r"[.!]+$", "", line.strip()).casefold() == mark for line in (lines[0], lines[-1]))

@@ -1,4 +1,4 @@
-"""Router: an agent answers, or hands over to another agent by name, which can hand over in turn."""
+"""The workflow `router`: an agent answers, or hands the question over to another agent by name, which can hand it over again."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ _MARK = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
 
 
 class Router(Settings, Drawable):
-    """The first agent, or the agent named by `first`, starts; the message of the agent that answers is the team's answer.
+    """A workflow in which each agent either answers or hands the question over to another agent.
 
-    A message hands over if it names exactly one other agent after an `@`; any other message is an answer. Prompts can use
-    `{question}`, `{agents}` (the other agents' names with `@`) and `{message}`, the message that handed over, which is empty
-    at the start. Without a prompt, an agent reads the question and that message. Only the agent that answers is scored.
+    The answer of an agent is the team's answer.
+
+    The first agent of the team starts, or the agent given by `first`. A message that contains the name of exactly one other agent
+    after an `@` hands the question over to this agent. Any other message is an answer. Prompts can use `{question}`, `{agents}` (the
+    names of the other agents with `@`) and `{message}` (the message that handed the question over, which is empty at the start). An
+    agent without a prompt reads the question and this message. Only the agent that answers is scored.
     """
 
     name: Literal["router"] = "router"
     first: str | None = None
-    """Name of the agent that starts; null means the team's first agent."""
+    """Name of the agent that starts. If null, the first agent of the team starts."""
     handovers: int = Field(default=1, ge=1)
-    """Maximum number of handovers; after that, every message is an answer."""
+    """Maximum number of handovers. After that, every message is an answer."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, a single agent, an unknown agent or an unknown field."""
+        """Raise ConfigError if the environment is a game, if there is only one agent, or if an agent or a field is unknown."""
         need_answers("router", "ends in one answer", environment)
         need_two("`workflow.name: router` needs an agent to hand over to", agents)
         need_known("workflow.first", "agent", self.first, [agent.name for agent in agents])
@@ -72,7 +75,7 @@ class Router(Settings, Drawable):
 
 
 def addressee(text: str, speaker: str, names: Sequence[str]) -> str | None:
-    """Return the only other agent that a message names after `@`; None if it names none or several."""
+    """Return the other agent whose name follows an `@` in a message, or None if there is no such agent or more than one."""
     named = {name for name in _MARK.findall(text) if name in names and name != speaker}
     return named.pop() if len(named) == 1 else None
 

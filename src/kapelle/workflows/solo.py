@@ -1,4 +1,4 @@
-"""Solo: one agent answers."""
+"""The workflow `solo`: a single agent answers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kapelle.workflows.graph import mermaid
 
 
 class Solo(Settings, Drawable, CountsTurns):
-    """The first agent, or the agent named by `agent`, reads the question and answers; the others do not act."""
+    """A workflow in which one agent reads the question and answers. All other agents do not act."""
 
     name: Literal["solo"] = "solo"
     agent: str | None = None
-    """Name of the agent that answers; null means the team's first agent."""
+    """Name of the agent that answers. If null, the first agent of the team answers."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, an unknown agent, or a prompt with an unknown field."""
+        """Raise ConfigError if the environment is a game, if the agent is unknown, or if its prompt uses an unknown field."""
         need_answers("solo", "ends in one answer", environment)
         names = [agent.name for agent in agents]
         need_known("workflow.agent", "agent", self.agent, names)
@@ -29,7 +29,7 @@ class Solo(Settings, Drawable, CountsTurns):
         check_template(chosen, ["question"], "the workflow `solo`")
 
     def most_turns(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return one turn for the agent that answers, and none for the others."""
+        """Return a maximum of one turn for the agent that answers, and zero turns for all other agents."""
         return {name: int(name == (self.agent or names[0])) for name in names}
 
     async def run(self, scene: Scene) -> None:

@@ -1,6 +1,7 @@
-"""Summary: agents write drafts at once, and one agent reads all drafts and answers; several layers are a mixture of agents.
+"""The workflow `summary`: several agents write drafts at the same time, and one agent reads all drafts and answers.
 
-In a mixture of agents (2406.04692), every layer reads the drafts of the previous layer.
+With several layers, the workflow is a mixture of agents (arXiv:2406.04692), in which every layer reads the drafts of the previous
+layer.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from kapelle.workflows.graph import mermaid
 
 
 class Summary(Settings, Drawable):
-    """Layers of drafts, then one aggregator, whose answer is the team's answer.
+    """A workflow with one or more layers of drafts and an aggregator, whose answer is the team's answer.
 
-    A drafter reads its prompt (by default `{question}`) in its first turn, and `reply` in later turns. The aggregator's prompt
-    can use `{question}`, `{drafts}` and the names of the last layer's drafters; without a prompt, it reads the question and all
-    of their drafts.
+    A drafter reads its prompt (default `{question}`) in its first turn, and the message `reply` in later turns. The prompt of the
+    aggregator can use `{question}`, `{drafts}` and the names of the drafters of the last layer. An aggregator without a prompt reads
+    the question and all drafts of the last layer.
     """
 
     name: Literal["summary"] = "summary"
     aggregator: str | None = None
-    """Name of the agent that reads the drafts and answers; null means the team's last agent."""
+    """Name of the agent that reads the drafts and answers. If null, this is the last agent of the team."""
     layers: int | tuple[tuple[str, ...], ...] = Field(default=1)
-    """Number of layers that contain all drafters, or the names of the drafters of each layer."""
+    """Number of layers, each of which contains all drafters, or a list with the names of the drafters of each layer."""
     reply: str = "{drafts}\n\nAnswer again."
-    """Message to a drafter in a later layer. `{drafts}` are the drafts of the previous layer, one per line after the agent's name;
-    `{question}` is the question, and `{NAME}` is the draft of the agent NAME."""
+    """Message to a drafter in a later layer. The field `{drafts}` contains the drafts of the previous layer, one per line after the name
+    of the agent. The field `{question}` is the question, and `{NAME}` is the draft of the agent NAME."""
     score_drafts: bool = False
-    """Whether each drafter is scored by its own last draft; the aggregator always is."""
+    """Whether each drafter is scored by its own last draft. The aggregator is always scored."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, too few agents, unknown names or a template with an unknown field."""
+        """Raise ConfigError if the environment is a game, or if there are too few agents, unknown names or unknown fields."""
         need_answers("summary", "ends in one answer", environment)
         names = [agent.name for agent in agents]
         need_two("`workflow.name: summary` needs a drafter and an aggregator", agents)

@@ -1,4 +1,4 @@
-"""Tool use: an agent acts, reads the result as a message with the role `tool`, and acts again until it has answered."""
+"""The workflow `tool_use`: an agent acts, reads the result as a message with the role `tool`, and acts again until it has answered."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from kapelle.workflow import Scene, check_template, observation_prompt
 
 
 class ToolUse(Settings):
-    """All agents work on the question at the same time, each by itself, until the environment has received the agent's answer.
+    """A workflow in which all agents use tools and work on the question at the same time, independently of each other.
 
-    An agent first reads its prompt, with its observation as `{question}`. Later observations are tool results, which its
-    model's chat template marks as such.
+    Each agent acts until the environment has received its answer.
+
+    An agent first reads its prompt, which contains the observation as `{question}`. Later observations are tool results, which the
+    chat template of the model marks as tool results.
     """
 
     name: Literal["tool_use"] = "tool_use"

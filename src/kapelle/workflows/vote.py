@@ -1,6 +1,6 @@
-"""Vote: agents answer at once, and the team's answer is the answer with the most votes.
+"""The workflow `vote`: agents answer at the same time, and the team's answer is the answer with the most votes.
 
-This is self-consistency (2203.11171) over agents instead of samples.
+The workflow is a form of self-consistency (arXiv:2203.11171) that uses several agents instead of several samples.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def majority(
     seed: int,
     weights: Mapping[str, float] | None = None,
 ) -> str:
-    """Return the text whose answer has the most votes; `seed` breaks ties.
+    """Return the text whose answer has the most votes. Ties are broken at random with `seed`.
 
-    An agent has one vote, or its weight from `weights`. Texts without an answer have no vote; if no text has an answer, the
+    Each agent has one vote, or the number of votes in `weights`. Texts without an answer have no vote. If no text has an answer, the
     first text is returned.
     """
     votes = tally(answers, weights)
@@ -51,7 +51,7 @@ def majority(
 def tally(
     answers: Mapping[str, str | None], weights: Mapping[str, float] | None = None
 ) -> Mapping[str, float]:
-    """Return answer → votes; agents without an answer have no vote."""
+    """Return a mapping from each answer to its number of votes. Agents without an answer have no vote."""
     votes: dict[str, float] = {}
     for name, answer in answers.items():
         if answer is not None:
@@ -60,19 +60,19 @@ def tally(
 
 
 def agreement(answers: Mapping[str, str | None]) -> float:
-    """Return the share of all agents that give the most frequent answer."""
+    """Return the share of all agents that gave the most frequent answer."""
     return max(tally(answers).values(), default=0.0) / len(answers)
 
 
 class Vote(Settings, Drawable, GoesOnWithout):
-    """One round of answers; each agent is scored by its own answer, and the team by the answer that wins the vote."""
+    """A workflow with one round of answers. Each agent is scored by its own answer, and the team by the answer with the most votes."""
 
     name: Literal["vote"] = "vote"
     weights: Mapping[str, FiniteFloat] = Field(default={})
-    """Votes per agent, at least 0; 1 for agents that are not listed."""
+    """Mapping from agents to their number of votes (at least 0). Agents that are not listed have one vote."""
 
     def check(self, agents: Sequence[Agent], environment: Environment) -> None:
-        """Raise ConfigError for a game, a single agent, or weights that are unknown, negative or all 0."""
+        """Raise ConfigError if the environment is a game, if there is only one agent, or if weights are unknown, negative or all 0."""
         need_answers("vote", "counts answers", environment)
         names = [agent.name for agent in agents]
         need_two("`workflow.name: vote` needs at least two agents", agents)

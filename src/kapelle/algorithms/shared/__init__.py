@@ -1,1 +1,1 @@
-"""Parts that several algorithms share."""
+"""Settings and functions that several algorithms share."""

@@ -1,22 +1,22 @@
-"""Generalised advantage estimation (GAE, 1506.02438) over tokens or turns.
+"""Generalised advantage estimation (GAE, arXiv:1506.02438) over tokens or turns.
 
 A path is the sequence of turns along which values are backed up:
 
-- one path per agent: the agent's own turns, skipping those of other agents;
-- one chain (MARFT, 2504.16129): all turns of the episode in global time order, so that an agent's value is backed up
+- one path per agent: the turns of the agent, without the turns of other agents;
+- one chain (MARFT, arXiv:2504.16129): all turns of the episode in global time order, so that an agent's value is backed up
   from the next agent's value.
 
-The reward of a turn is placed on its last token. γ between turns of the path is `gamma_turn`; γ inside a completion is
-`gamma_token`, by default 1. The KL penalty in the reward is −β·(log π_b − log π_ref) per token (k1, unbiased).
+The reward of a turn is placed on its last token. The discount γ between turns of a path is `gamma_turn`; the discount inside
+a completion is `gamma_token` (default: 1). The KL penalty in the reward is −β·(log π_b − log π_ref) per token (k1, unbiased).
 
-Truncation. An episode that ended at a limit has an unseen future. U is the critic's value *after* an agent's last turn. It
-replaces everything after the end of that turn: rewards from other agents' moves, the terminal reward, and the agent's next
-turns. So every reward counts once, in any order of moves.
+Truncation. If an episode ended at a limit, its future is unknown. Let U be the critic's value *after* the last turn of an
+agent. U replaces everything after the end of that turn: rewards from moves of other agents, the terminal reward, and later
+turns of the agent. Every reward therefore counts once, in any order of moves.
 
-The target of U after a turn is the part of the turn's reward given after its end, plus γ_turn times the value target at
-the path's next turn. A turn has such a target if another turn of the path follows it, or if other agents' moves then
-ended the episode. A turn that ended the episode itself has none, because after a truncation the game continues. If no
-turn of an agent has a target in a step, its truncated episodes are treated as terminated.
+The target of U after a turn is the part of the turn's reward that was given after the end of the turn, plus γ_turn times the
+value target at the next turn of the path. A turn has a target for U if another turn of the path follows, or if moves of other
+agents ended the episode after the turn. A turn that ended the episode itself has no target for U, because a truncated game
+would have continued. If no turn of an agent has a target in a step, the agent's truncated episodes are treated as terminated.
 """
 
 from __future__ import annotations
@@ -41,55 +41,58 @@ from kapelle.types import Episode, Group, Turn
 
 
 class GAEConfig(Settings):
-    """Settings of GAE: how advantages are computed from rewards and values."""
+    """Settings of GAE (generalised advantage estimation), which computes advantages from rewards and values."""
 
     gamma_turn: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Discount from one turn of the path to the next."""
+    """The discount from one turn to the next turn of the path."""
     gamma_token: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Discount from one token to the next inside a completion."""
+    """The discount from one token to the next token of a completion."""
     lam: float = Field(default=0.95, ge=0.0, le=1.0)
-    """λ of GAE, per step: tokens, or turns with `unit: turn`."""
+    """λ of GAE, per step. A step is a token, or a turn with `unit: turn`."""
     unit: Literal["token", "turn"] = "token"
-    """One value before every token, or one before every turn."""
+    """The unit of a step: the critic estimates one value before every token (`token`), or one value before every turn
+    (`turn`)."""
     normalise: Literal["policy", "agent", "batch", "none"] = "policy"
-    """Set over which the advantages of an update are whitened."""
+    """The set of turns over which the advantages of an update are whitened: those of one policy, those of one agent, all
+    (`batch`), or no whitening (`none`)."""
     truncated: Literal["bootstrap", "terminate"] = "bootstrap"
-    """Value after the last turn of a truncated episode: the critic's value, or 0."""
+    """The value after the last turn of a truncated episode: the critic's value (`bootstrap`), or 0 (`terminate`)."""
     kl_in_reward: float = Field(default=0.0, ge=0.0)
-    """β of the per-token KL penalty to the reference policy."""
+    """β, the coefficient of the per-token KL penalty to the reference policy."""
     vtrace: bool = False
-    """V-trace correction of values and future advantages for samples from older weights (1802.01561). The loss applies the
-    current step's own ρ."""
+    """Whether values and later advantages are corrected by V-trace for samples from older weights (arXiv:1802.01561). The
+    importance ratio ρ of the current step is applied in the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """The turns of one path in an episode, step by step; a step is a token or a turn."""
+    """One path of an episode, with a reward, value and discount per step. A step is a token or a turn."""
 
     turns: tuple[tuple[TurnKey, Turn], ...]
     steps: tuple[int, ...]
-    """Number of steps of each turn."""
+    """The number of steps of each turn."""
     reward_T: Tensor
     value_T: Tensor
     gamma_T: Tensor
     log_ratio_T: Tensor
     later: tuple[float, ...]
-    """Part of each turn's reward that was given after its end."""
+    """The part of each turn's reward that was given after the end of the turn."""
     cut: bool
-    """Whether the episode was truncated, so that U replaces what came after the last turn."""
+    """Whether the episode was truncated. If the episode was truncated, U replaces everything after the last turn."""
     followed: bool
-    """Whether other agents moved after the last turn."""
+    """Whether other agents moved after the last turn of the path."""
     like: tuple[str, str, int]
-    """Game, owner of the path and number of turns; a turn limit ends paths with the same key at the same point."""
+    """A key of the game, the owner of the path and the number of turns. A turn limit ends paths with the same key at the same
+    point."""
 
     @property
     def with_target(self) -> tuple[tuple[TurnKey, Turn], ...]:
-        """The turns that give U a target."""
+        """The turns after which U has a target."""
         return self.turns if self.followed and not self.cut else self.turns[:-1]
 
 
 class GAECredit:
-    """Credit by GAE: advantages and value targets for every trained turn."""
+    """A credit function that computes advantages and value targets for every trained turn by GAE."""
 
     def __init__(
         self,
@@ -99,9 +102,11 @@ class GAECredit:
         *,
         chain: bool = False,
     ) -> None:
-        """Take the function that returns a step's rewards by turn, for one path per agent or (`chain`) one for all.
+        """Create the credit function.
 
-        `later` returns, by a turn's index, the part of its reward that was given after its end; None if there is none.
+        Values are backed up along one path per agent, or along one path for all agents if `chain` is true. The function
+        `rewards` returns the rewards of a step by turn. The function `later` returns, by the index of a turn, the part of the
+        reward that was given after the end of the turn; None means that there is no such part.
         """
         self._settings = settings
         self._rewards = rewards
@@ -109,7 +114,7 @@ class GAECredit:
         self._chain = chain
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage at every token, and the critic's target for each value."""
+        """Return the advantage of each turn at every token, and the target of the critic for each value."""
         s = self._settings
         paths = self._paths(groups, signals)
         if not paths:
@@ -147,7 +152,7 @@ class GAECredit:
         return credit
 
     def _paths(self, groups: Sequence[Group], signals: Signals) -> list[_Path]:
-        """Return the step's paths; U replaces the future of truncated ones."""
+        """Return the paths of the step. In truncated paths, U replaces the future."""
         s = self._settings
         reward = self._rewards(groups, signals)
         turns_on: dict[tuple[int, int, str], list[tuple[TurnKey, Turn]]] = {}
@@ -190,7 +195,7 @@ class GAECredit:
     def _columns(
         self, key: TurnKey, turn: Turn, reward: float, signals: Signals
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the rewards, discounts and log-ratios of a turn's steps."""
+        """Return the rewards, discounts and log-ratios of the steps of a turn."""
         s = self._settings
         reward_T = torch.zeros(len(turn.completion_ids))
         if s.kl_in_reward:
@@ -212,7 +217,7 @@ def normalised(
     steps: Sequence[int],
     over: Literal["policy", "agent", "batch", "none"],
 ) -> Tensor:
-    """Return the advantages of these turns' steps, whitened over the steps of each policy, of each agent, or all."""
+    """Return the advantages of all steps of the given turns, whitened over the steps of each policy, of each agent, or of all turns."""
     if over == "none":
         return advantage_K
     numbers: dict[str, int] = {}

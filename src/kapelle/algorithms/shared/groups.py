@@ -1,16 +1,17 @@
-"""Comparison sets: which returns of a group are compared with one another, and how.
+"""Comparison sets define which returns of a group are compared with one another, and how.
 
-All episodes of a group have the same task, so an agent's first prompts are equal. Its later prompts differ, because
-earlier turns differ. A set over later turns compares completions of different prompts, and its baseline is an average
-over histories. Tree sampling (`at_grpo`) makes such sets exact.
+All episodes of a group have the same task, so the first prompts of an agent are equal. The later prompts of the agent differ,
+because earlier turns differ. A set over later turns compares completions of different prompts, and its baseline is an average
+over histories. With tree sampling (`at_grpo`), all prompts in a set are equal.
 
-Sets differ in size: agents stop early, a router chooses, episodes fail. In a set of n, R − mean_g is on average
-(n − 1)/n of the difference from the other members. The centred form of a set is therefore
+Sets differ in size, because agents stop early, a router selects agents, or episodes fail. In a set of size n, R − mean_g is
+on average (n − 1)/n of the difference from the other members. The centred form of a set is therefore
 
     n/(n − 1) · (N − 1)/N · (R − mean_g),    N = size of a full set
 
-Every set then has the same weight, and a full set has the paper's own R − mean_g. Division by the set's standard
-deviation follows the papers. The only member of a set is compared with returns of earlier steps (`Earlier`).
+With this factor, every set has the same weight, and a full set has R − mean_g as in the paper. Division by the standard
+deviation of a set follows the papers. If a set has only one member, the member is compared with returns of earlier steps
+(`Earlier`).
 """
 
 from __future__ import annotations
@@ -26,38 +27,40 @@ from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Episode, Group, Turn
 
 Estimator = Callable[[Tensor, Tensor, int], Tensor]
-"""(value_B, set_B, number of sets) → advantage_B, like the group estimators in `functional.advantages`."""
+"""A function that maps values of shape (B,), their set labels of shape (B,) and the number of sets to advantages of shape
+(B,), like the group estimators in `functional.advantages`."""
 
 
 Like = tuple[int | str, ...]
-"""Key of comparable returns of different tasks: game, agent, role, turn number."""
+"""The key of returns that are comparable across tasks, for example: game, agent, role, turn number."""
 
 
 class Member(NamedTuple):
-    """One value in one comparison set, and the turns that get its advantage."""
+    """A member of a comparison set: one value, and the turns that get its advantage."""
 
     place: tuple[int | str, ...]
-    """Key of the set."""
+    """The key of the comparison set."""
     value: float
     tokens: int
     keys: tuple[TurnKey, ...]
     like: Like = ()
-    """Key of the earlier returns with which the value is compared if its set has no other member."""
+    """The key of the earlier returns with which the value is compared if the set has no other member."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the members of a set are compared with one another, and a lone member with earlier returns."""
+    """How the members of a set are compared with one another, and how a lone member is compared with earlier returns."""
 
     among: Estimator
     resized: bool = False
-    """Whether advantages in a set of n are multiplied by n/(n − 1) · (N − 1)/N, and those of a lone member by (N − 1)/N.
-    This is for estimators that subtract the set's own mean. N is the size of a full set: the largest set, or the largest
-    number of episodes per task, in the step."""
+    """Whether the advantages in a set of size n are multiplied by n/(n − 1) · (N − 1)/N, and the advantage of a lone member
+    by (N − 1)/N. The factor is needed for estimators that subtract the set's own mean. N is the size of a full set: the size
+    of the largest set, or the largest number of episodes per task, in the step."""
     scaled: bool = False
-    """Whether differences are divided by a standard deviation."""
+    """Whether the differences from the mean are divided by a standard deviation."""
     start: float | None = None
-    """Value with which a lone member is compared before there are earlier returns; None uses the step's other tasks."""
+    """The value with which a lone member is compared as long as there are no earlier returns. With None, the member is
+    compared with the other tasks of the step."""
 
 
 CENTRED = Comparison(group_centred, resized=True)
@@ -67,11 +70,12 @@ BY_SCALE = {"std": SCALED, "none": CENTRED}
 
 
 Place = tuple[str, str, str]
-"""Game (empty outside of a mixture), agent, and role (empty if the agent's name is its role)."""
+"""The key of an agent in an episode: the game (empty outside of a mixture), the agent, and the role (empty if the agent's
+name is its role)."""
 
 
 def place_of(episode: Episode, agent: str) -> Place:
-    """Return an agent's game, name and role in an episode; returns are comparable only if all three are equal."""
+    """Return the game, the name and the role of an agent in an episode. Returns are comparable only if all three are equal."""
     return episode.task.part, agent, episode.roles.get(agent, "")
 
 
@@ -81,7 +85,10 @@ def place_of(episode: Episode, agent: str) -> Place:
 
 
 def by_agent(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
-    """Return one set per task and agent: the agent's return, for all its turns (GRPO with one policy per role)."""
+    """Return members for one set per task and agent.
+
+    The value is the agent's return, for all of its turns (GRPO with one policy per role).
+    """
     members = []
     for g, e, episode, own in _trained(groups):
         for agent, turns in own.items():
@@ -91,7 +98,7 @@ def by_agent(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[M
 
 
 def by_episode(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
-    """Return one set per task: the episode's whole return, for every turn of every agent."""
+    """Return members for one set per task. The value is the return of the whole episode, for every turn of every agent."""
     members = []
     for g, e, episode, own in _trained(groups):
         turns = sorted((turn for turns in own.values() for turn in turns), key=lambda turn: turn.index)
@@ -102,7 +109,7 @@ def by_episode(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list
 
 
 def by_round(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
-    """Return one set per task and round: the team's return from that round on, the same for all agents (MAGRPO)."""
+    """Return members for one set per task and round. The value is the team's return from that round on, for all agents (MAGRPO)."""
     members = []
     for g, e, episode, own in _trained(groups):
         to_go = 0.0
@@ -114,7 +121,7 @@ def by_round(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[M
 
 
 def by_agent_turn(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
-    """Return one set per task, agent and turn number: the agent's return from that turn on (AT-GRPO)."""
+    """Return members for one set per task, agent and turn number. The value is the agent's return from that turn on (AT-GRPO)."""
     members = []
     for g, e, episode, k, turn, to_go in _returns_to_go(groups, reward):
         like = (*place_of(episode, turn.agent), k)
@@ -125,10 +132,11 @@ def by_agent_turn(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> l
 def by_state(
     groups: Sequence[Group], reward: Mapping[TurnKey, float], *, gamma: float = 1.0, latest: bool = False
 ) -> list[Member]:
-    """Return one set per task, agent and state: the agent's return from that turn on, discounted by γ per turn (GiGPO).
+    """Return members for one set per task, agent and state.
 
-    A state is the agent's whole prompt, equal token for token and image for image. With `latest` it is the messages that
-    the agent has observed since its last turn.
+    The value is the agent's return from the turn on, discounted by γ per turn (GiGPO). A state is the whole prompt of the
+    agent: all tokens and images must be equal. With `latest`, a state is the messages that the agent has observed since its
+    last turn.
     """
     numbers: dict[object, int] = {}
     members = []
@@ -141,10 +149,10 @@ def by_state(
 
 
 def by_prompt(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
-    """Return one set per task, policy, turn number and prompt: the agent's return from that turn on.
+    """Return members for one set per task, policy, turn number and prompt. The value is the agent's return from that turn on.
 
-    Several agents of one policy can share a set: their completions are samples for the same prompt. The mean is a valid
-    baseline if an agent's reward is independent of the other members' completions in its own episode.
+    Several agents of one policy can share a set, because their completions are samples for the same prompt. The mean is a
+    valid baseline if an agent's reward is independent of the other members' completions in its own episode.
     """
     members = []
     for member in by_agent_turn(groups, reward):
@@ -157,12 +165,12 @@ def by_prompt(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[
 
 
 def by_turns_of_agent(groups: Sequence[Group], reward: Mapping[TurnKey, float]) -> list[Member]:
-    """Return one set per task and agent over all its turns, each with the agent's return (Dr.MAS)."""
+    """Return members for one set per task and agent. Each turn is one member, and its value is the agent's return (Dr.MAS)."""
     return [member._replace(keys=(key,)) for member in by_agent(groups, reward) for key in member.keys]
 
 
 def valid_episodes(groups: Sequence[Group]) -> list[tuple[int, int, Episode]]:
-    """Return every valid episode with the numbers of its group and of the episode in it."""
+    """Return every valid episode as a tuple (group number, episode number, episode)."""
     return [
         (g, e, episode)
         for g, group in enumerate(groups)
@@ -172,7 +180,7 @@ def valid_episodes(groups: Sequence[Group]) -> list[tuple[int, int, Episode]]:
 
 
 def _trained(groups: Sequence[Group]) -> list[tuple[int, int, Episode, dict[str, list[Turn]]]]:
-    """Return the trained turns of every valid episode (group, episode) by agent, each agent's in time order."""
+    """Return the trained turns of every valid episode, as a mapping from agents to their turns in time order."""
     found = []
     for g, e, episode in valid_episodes(groups):
         own: dict[str, list[Turn]] = {}
@@ -186,7 +194,7 @@ def _trained(groups: Sequence[Group]) -> list[tuple[int, int, Episode, dict[str,
 def _returns_to_go(
     groups: Sequence[Group], reward: Mapping[TurnKey, float], gamma: float = 1.0
 ) -> Iterator[tuple[int, int, Episode, int, Turn, float]]:
-    """Yield (group, episode number, episode, number among its agent's turns, turn, return from that turn on)."""
+    """Yield tuples (group number, episode number, episode, number among the agent's turns, turn, return from that turn on)."""
     for g, e, episode, own in _trained(groups):
         for turns in own.values():
             to_go = 0.0
@@ -206,27 +214,28 @@ def _member(
 
 
 class Moments(NamedTuple):
-    """Mean and variance of returns."""
+    """The mean and variance of returns."""
 
     mean: float
     variance: float
 
 
 class Earlier:
-    """Running mean and variance of the returns of earlier steps, by `Member.like`.
+    """The running mean and variance of the returns of earlier steps, by `Member.like`.
 
-    All returns of a step update them at once, independent of order: n returns have the weight 1 − (1 − `SHARE`)ⁿ.
+    All returns of a step update the mean and variance at once, in any order: n returns together have the weight 1 − (1 −
+    `SHARE`)ⁿ.
     """
 
     def __init__(self) -> None:
         self._known: dict[Like, Moments] = {}
 
     def of(self, like: Like) -> Moments | None:
-        """Return the moments of returns with this key; None before the first step that had any."""
+        """Return the mean and variance of earlier returns with this key, or None if there have been no such returns."""
         return self._known.get(like)
 
     def take_in(self, members: Sequence[Member]) -> None:
-        """Update the means and variances with a step's returns."""
+        """Update the means and variances with the returns of a step."""
         values: dict[Like, list[float]] = {}
         for member in members:
             values.setdefault(member.like, []).append(member.value)
@@ -236,26 +245,26 @@ class Earlier:
             self._known[like] = _mixed(old, new, 1.0 - (1.0 - SHARE) ** len(own))
 
     def state(self) -> list[list[Any]]:
-        """Return all moments as rows of plain values."""
+        """Return all keys, means and variances as rows of plain values."""
         return [[list(like), *moments] for like, moments in self._known.items()]
 
     def load_state(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that a call of `state` returned."""
         self._known = {tuple(like): Moments(mean, variance) for like, mean, variance in rows}
 
 
 SHARE = 0.05
-"""Weight of one return in the running mean and variance."""
+"""The weight of one return in the running mean and variance."""
 
 
 def compare(
     members: Sequence[Member], how: Comparison | Estimator, earlier: Earlier | None = None
 ) -> dict[TurnKey, float]:
-    """Return each turn's advantage within its set; a lone member is compared with `earlier` returns.
+    """Return the advantage of each turn within its set. A lone member is compared with `earlier` returns.
 
-    Then the step's returns are added to `earlier`. Without earlier returns a lone member is compared with members of
-    other tasks that have the same `like`; it gets 0 if there are none. A plain estimator leaves sets of different size
-    unscaled.
+    The returns of the step are then added to `earlier`. If there are no earlier returns, a lone member is compared with
+    members of other tasks that have the same `like`; without such members, its advantage is 0. A plain estimator does not
+    correct for different sizes of sets.
     """
     advantages = compared_values(members, how, earlier)
     return {key: a for member, a in zip(members, advantages, strict=True) for key in member.keys}
@@ -264,7 +273,7 @@ def compare(
 def compared_values(
     members: Sequence[Member], how: Comparison | Estimator, earlier: Earlier | None = None
 ) -> list[float]:
-    """Return each member's advantage; see `compare`."""
+    """Return the advantage of each member. See `compare`."""
     if not members:
         return []
     how = how if isinstance(how, Comparison) else Comparison(how)
@@ -303,12 +312,12 @@ def against_earlier(
     scaled: bool = False,
     start: float | None = None,
 ) -> list[float]:
-    """Return the difference of each lone member's value from the mean of earlier returns with the same `like`.
+    """Return the value of each lone member minus the mean of earlier returns with the same `like`.
 
-    `members` are all members of the step. Before there are earlier returns, a value is compared with `start`. Without
-    `start` it is compared with the step's other members of the same `like`, which belong to other tasks; it gets 0 if there
-    are none. With `scaled` the difference is divided by a standard deviation that includes the value, so that it stays
-    below 5.
+    The argument `members` contains all members of the step. If there are no earlier returns, a value is compared with
+    `start`. Without `start`, the value is compared with the step's other members of the same `like`, which belong to other
+    tasks; without such members, the result is 0. With `scaled`, the difference is divided by a standard deviation that
+    includes the value, so that the result stays below 5.
     """
     likes = {member.like for member in alone}
     step: dict[Like, list[float]] = {}

@@ -1,7 +1,7 @@
-"""The settings and the `Algorithm` that all algorithms without a critic share.
+"""The common settings of all algorithms without a critic, and the common part of their `Algorithm`.
 
-Each algorithm compares returns in its own way. Reward sharing, penalties, truncated turns, the loss and the order of
-updates are the same for all of them, and are defined here.
+Each algorithm compares returns in its own way. Reward sharing, penalties, truncated turns, the loss and the order of updates
+are the same for all of them and are defined in this module.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from kapelle.types import Episode, Group
 
 
 class Judge(Protocol):
-    """Credit by comparison of returns: within a set, or with returns of earlier steps if the set has one member."""
+    """A function that computes credit by comparing returns: within a set, or with returns of earlier steps if the set has one member."""
 
     def __call__(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return credit for every trained turn, and add its returns to the earlier ones."""
+        """Return credit for every trained turn, and add the returns of the step to the earlier returns."""
         ...
 
 
@@ -51,22 +51,23 @@ class MonteCarlo(Settings):
     """Settings of an algorithm that computes advantages from returns, without a critic."""
 
     group_size: int = Field(default=8, ge=2)
-    """Episodes per task, at least two, because they are compared with one another."""
+    """The number of episodes per task. At least two episodes are needed, because episodes of one task are compared with one
+    another."""
     team_reward: TeamReward = "mean"
     penalties: PenaltyConfig = FREE
     truncated: Truncated = "keep"
     truncation_penalty: float = Field(default=0.0, ge=0.0)
-    """Penalty of a turn that reached its token limit, with `truncated: penalise`."""
+    """The penalty of a turn that reached its token limit. This setting is used only with `truncated: penalise`."""
     loss: SurrogateConfig = SurrogateConfig()
     reference_every: int = Field(default=0, ge=0)
-    """Steps between refreshes of the reference policy; 0 never refreshes it. The reference is used if a KL coefficient is
-    above 0."""
+    """The number of steps between two refreshes of the reference policy. With 0, the reference policy is never refreshed. The
+    reference policy is used if a KL coefficient is above 0."""
     order: OrderConfig = Joint()
-    """Order of the policies' updates: together, alternating, at random, or one after another."""
+    """The order in which the policies are updated: together, alternating, in random order, or one after another."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over the samples of a step."""
+    """The number of passes over the samples of each step."""
     minibatches: int = Field(default=1, ge=1)
-    """Optimiser steps into which each pass is divided."""
+    """The number of optimiser steps into which each pass over the samples is divided."""
     umad: UMADConfig = UMADConfig()
 
     @model_validator(mode="after")
@@ -83,22 +84,22 @@ class MonteCarlo(Settings):
 
     @property
     def forms(self) -> PenaltyConfig:
-        """The penalties, including the one for truncation."""
+        """The penalties, including the truncation penalty."""
         if not self.truncation_penalty:
             return self.penalties
         return self.penalties.model_copy(update={"no_stop": self.penalties.no_stop + self.truncation_penalty})
 
     def returns(self, episode: Episode) -> Mapping[str, float]:
-        """Return each agent's return after reward sharing and penalties."""
+        """Return the return of each agent, including reward sharing and penalties."""
         return agent_returns(episode, self.team_reward, self.forms)
 
     def rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
-        """Return the reward of every turn on its agent's own trajectory, after sharing, penalties and influence."""
+        """Return the reward of every turn on its agent's trajectory, including reward sharing, penalties and influence rewards."""
         own = step_rewards(groups, turn_rewards, self.team_reward, self.forms)
         return self.umad.with_influence(own, groups, signals)
 
     def joint_rewards(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, float]:
-        """Return the same rewards, but with the team's reward placed once for all agents, round by round."""
+        """Return the reward of every turn as `rewards` does, but with the team's reward placed once per round for all agents."""
         joint = step_rewards(groups, round_rewards, self.team_reward, self.forms)
         return self.umad.with_influence(joint, groups, signals)
 
@@ -114,11 +115,11 @@ class MonteCarlo(Settings):
         memory: Callable[[Team, int], CreditMemory] | None = None,
         redraw: int = 0,
     ) -> Algorithm:
-        """Return the algorithm.
+        """Return the algorithm that these settings describe.
 
-        One of three arguments gives credit: `credit` (a pure function), `memory` (keeps state between steps), or
-        `judge`, for which the algorithm keeps the returns of earlier steps. `reference` adds a reference policy, `needs`
-        adds signals.
+        The credit is defined by one of three arguments, which are `credit` (a pure function), `memory` (an object with state
+        between steps), or `judge` (a function that also reads the returns of earlier steps). The argument `reference` adds a
+        reference policy, and `needs` adds signals.
         """
         if judge is not None:
             check_parameters(f"Algorithm '{name}': `credit`", judge, "groups", "signals", "earlier")
@@ -150,9 +151,9 @@ class MonteCarlo(Settings):
 def spread(
     settings: MonteCarlo, groups: Sequence[Group], advantage: Mapping[TurnKey, float]
 ) -> dict[TurnKey, Credit]:
-    """Return credit that gives every token of a turn the turn's advantage.
+    """Return credit in which every token of a turn has the advantage of the turn.
 
-    A turn has weight 0 if it has no advantage, or if `truncated: mask` masks it.
+    A turn has weight 0 if it has no advantage, or if it reached its token limit and `truncated: mask` is set.
     """
     credit: dict[TurnKey, Credit] = {}
     for key, turn in turns_of(groups):
@@ -164,24 +165,24 @@ def spread(
 
 
 class ComparedWithEarlier(CreditMemory):
-    """A judge and the returns of earlier steps that it compares with; a `CreditMemory`."""
+    """A `CreditMemory` that stores the returns of earlier steps for a `Judge`."""
 
     def __init__(self, judge: Judge, umad: UMADConfig) -> None:
-        """Start without earlier returns."""
+        """Create a memory without earlier returns."""
         self.judge = judge
         self._umad = umad
         self._earlier = Earlier()
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return the judge's credit, with UMAD's gains."""
+        """Return the credit that the judge computes, multiplied by UMAD's confidence factors."""
         return self._umad.gain(groups, self.judge(groups, signals, self._earlier))
 
     def state(self) -> dict[str, object]:
-        """Return the means and variances of earlier returns."""
+        """Return the running means and variances of earlier returns."""
         return {"earlier": self._earlier.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that a call of `state` returned."""
         self._earlier.load_state(state["earlier"])
 
 

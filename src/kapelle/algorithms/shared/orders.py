@@ -1,4 +1,4 @@
-"""Order of updates: which policies a step updates, together or one after another with HAPPO's factor."""
+"""The order of updates defines which policies a step updates: together, or one after another with HAPPO's factor."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from kapelle.types import Group
 
 
 class Joint(Settings):
-    """Update of all policies in one pass."""
+    """All policies are updated together in every step."""
 
     name: Literal["joint"] = "joint"
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
-        """Return the order."""
+        """Return the order that these settings describe."""
         return Order()
 
 
@@ -36,37 +36,40 @@ Interval = Annotated[int, Field(ge=1)]
 
 
 class Alternate(Settings):
-    """Update of one policy at a time, each for `interval` steps (MARFT's `train_cycle`); critics learn at every step."""
+    """One policy is updated at a time, for `interval` steps each (MARFT's `train_cycle`). Critics are trained at every step."""
 
     name: Literal["alternate"]
     interval: Interval | dict[str, Interval] = 1
-    """Number of steps for which one policy is updated before the next one. A mapping from policies to numbers gives each
-    policy a separate interval: policy k of n is updated in the steps with ⌊(step − 1) / interval⌋ mod n = k."""
+    """The number of steps for which one policy is updated before the next policy. A mapping from policies to numbers of steps
+    gives each policy a separate interval: policy k of n is updated in the steps with ⌊(step − 1) / interval⌋ mod n = k."""
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
-        """Return the order."""
+        """Return the order that these settings describe."""
         return Order(partial(_alternating, interval=self.interval))
 
 
 class Probability(Settings):
-    """Update of each policy with a probability; if none is chosen, one is drawn uniformly."""
+    """Each policy is updated with a given probability. If no policy is selected in a step, one policy is drawn uniformly."""
 
     name: Literal["probability"]
     probability: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Probability that a policy is updated in a step."""
+    """The probability that a policy is updated in a step."""
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
-        """Return the order."""
+        """Return the order that these settings describe."""
         return Order(partial(_at_random, probability=self.probability))
 
 
 class Sequential(Settings):
-    """Update of one policy after another in a new random order per step, with HAPPO's factor (2109.11251)."""
+    """The policies are updated one after another, in a new random order per step, with HAPPO's factor (arXiv:2109.11251)."""
 
     name: Literal["sequential"]
 
     def build(self, old: Column = Column.BEHAVIOUR) -> Order:
-        """Return the order; `old` is the column with the log-probs in the denominator of the loss's ratio."""
+        """Return the order that these settings describe.
+
+        The argument `old` is the column of the log-probs in the denominator of the loss's ratio.
+        """
         return Order(_shuffled, partial(one_after_another, old=old))
 
 
@@ -76,10 +79,10 @@ OrderConfig = Annotated[Joint | Alternate | Probability | Sequential, Field(disc
 def _alternating(
     policies: Sequence[str], step: int, seed: int, *, interval: int | Mapping[str, int]
 ) -> tuple[str, ...]:
-    """Return the policies that a step updates: policy k of n if ⌊(step − 1) / interval⌋ mod n = k (siiRL's `train_cycle`).
+    """Return the policies that a step updates. Policy k of n is updated if ⌊(step − 1) / interval⌋ mod n = k (siiRL's `train_cycle`).
 
-    One common interval always selects one policy. Unequal intervals can select several, or none: then only critics are
-    trained. A policy without an interval is updated at every step.
+    A common interval always selects one policy. Unequal intervals can select several policies, or no policy; in the latter
+    case, only critics are trained. A policy without an interval is updated at every step.
     """
     if isinstance(interval, int):
         return (policies[(step - 1) // interval % len(policies)],)
@@ -103,7 +106,7 @@ def _shuffled(policies: Sequence[str], step: int, seed: int) -> tuple[str, ...]:
 
 
 def order_checks(order: OrderConfig, algorithm: str) -> tuple[Callable[[Team], None], ...]:
-    """Return the checks of a team that an order needs: functions that raise ConfigError."""
+    """Return the checks that an order requires: functions that raise ConfigError if a team does not fit the order."""
     if isinstance(order, Alternate) and not isinstance(order.interval, int):
         return (partial(_check_intervals, intervals=order.interval),)
     return (partial(check_separate_weights, algorithm=algorithm),) if order.build().sequential else ()
@@ -136,9 +139,10 @@ def check_separate_weights(team: Team, algorithm: str) -> None:
 def one_after_another(
     mover: Mover, chosen: Sequence[str], samples: UpdateSamples, *, old: Column
 ) -> dict[str, float]:
-    """Update policies as HAPPO does (2109.11251 §4.2): M multiplies the advantages of policies updated later.
+    """Update policies one after another as in HAPPO (arXiv:2109.11251, section 4.2).
 
-    M applies to turns of the same round. `old` is the column with the log-probs in the denominator of its ratios.
+    A factor M multiplies the advantages of policies that are updated later. The factor M is computed per round. The argument
+    `old` is the column of the log-probs in the denominator of the ratios in M.
     """
     rounds = rounds_of(samples.groups)
     number = {place: k for k, place in enumerate(dict.fromkeys(rounds.values()))}
@@ -173,7 +177,7 @@ def one_after_another(
 
 
 def rounds_of(groups: Sequence[Group]) -> dict[TurnKey, tuple[int, int, int]]:
-    """Return each turn's (group, episode, round)."""
+    """Return a mapping from each turn to a tuple (group number, episode number, round number)."""
     return {
         TurnKey(g, e, turn.index): (g, e, k)
         for g, group in enumerate(groups)

@@ -1,8 +1,8 @@
-"""Settings and functions of algorithms that continue episodes from one of their moments with a change (interventions).
+"""Settings and functions of algorithms with interventions, which continue an episode from one of its moments with a change.
 
-Each of these algorithms compares an agent's return R(τ) with a baseline b that is independent of the evaluated action: A =
-R − b. The expected update is ∇J for any such b. A turn without continuations (the budget was used up, or all continuations
-failed) is compared with the mean of the group's other episodes, as in RLOO.
+Each of these algorithms compares an agent's return R(τ) with a baseline b that is independent of the evaluated action: A = R
+− b. For any such baseline b, the expected update is ∇J. A turn without continuations (because the budget was used up or all
+continuations failed) is compared with the mean of the other episodes of the group, as in RLOO.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from kapelle.types import Episode, Group
 
 
 class Replays(MonteCarlo):
-    """Settings of an algorithm that continues every episode with changes."""
+    """Settings of an algorithm that continues episodes with changes (interventions)."""
 
     continuations: int = Field(default=1, ge=1)
-    """Number of continuations per change."""
+    """The number of continuations that are sampled per change."""
     budget: float | None = Field(default=None, gt=0.0)
-    """Maximum expected tokens of a group's continuations, as a share of the tokens of its episodes; null for no limit."""
+    """The maximum expected number of tokens in the continuations of a group, as a share of the tokens in the group's
+    episodes. With null, there is no limit."""
     budget_tokens: int | None = Field(default=None, ge=1)
-    """Maximum expected tokens of all continuations of a step; null for no limit."""
+    """The maximum expected number of tokens in all continuations of a step. With null, there is no limit."""
 
     @model_validator(mode="after")
     def _fits_continuations(self) -> Replays:
@@ -45,7 +46,7 @@ class Replays(MonteCarlo):
         return self
 
     def earned(self, episode: Episode) -> Mapping[str, float]:
-        """Return the team's return for each agent, which is the same for all agents."""
+        """Return the team's return for each agent. The value is the same for all agents."""
         return dict.fromkeys(episode.agents, team_return(episode, self.team_reward, self.forms))
 
     def replaying(
@@ -56,7 +57,10 @@ class Replays(MonteCarlo):
         returns: Callable[[Episode], Mapping[str, float]] | None = None,
         says: Callable[[Group], Callable[[Slot], float]] | None = None,
     ) -> Algorithm:
-        """Return the algorithm. `returns` gives each agent's return of an episode; by default, that used in training."""
+        """Return the algorithm with interventions.
+
+        The function `returns` computes each agent's return of an episode; the default is the return used in training.
+        """
         row = self.row(name, judge=judge)
         returns = returns or row.returns
         assert returns is not None, "Monte Carlo algorithms share the team's reward"
@@ -67,9 +71,9 @@ class Replays(MonteCarlo):
 
 
 def team_return(episode: Episode, how: TeamReward, penalties: PenaltyConfig) -> float:
-    """Return the team's return of an episode, over all agents, including frozen ones and those without a turn.
+    """Return the team's return of an episode, over all agents, including frozen agents and agents without a turn.
 
-    It is the sum, mean, maximum or minimum of the agents' returns, minus the penalties of trained turns.
+    The team's return is the sum, mean, maximum or minimum of the agents' returns, minus the penalties of trained turns.
     """
     returns = [episode.total(agent) for agent in episode.agents]
     shared = {"mean": fmean(returns), "max": max(returns), "min": min(returns)}.get(how, sum(returns))
@@ -77,7 +81,7 @@ def team_return(episode: Episode, how: TeamReward, penalties: PenaltyConfig) -> 
 
 
 def against_others(members: Sequence[Member], earlier: Earlier | None) -> list[float]:
-    """Return each member's value minus the mean of the other members; a lone member is compared with earlier values."""
+    """Return the value of each member minus the mean of the other members of its set. A lone member is compared with earlier values."""
     sets: dict[tuple[int | str, ...], list[float]] = {}
     for member in members:
         sets.setdefault(member.place, []).append(member.value)
@@ -94,10 +98,10 @@ def against_others(members: Sequence[Member], earlier: Earlier | None) -> list[f
 
 
 def disagreement(others: Group, returns: Callable[[Episode], Mapping[str, float]]) -> Callable[[Slot], float]:
-    """Return a function that maps a slot (an agent's k-th turn) to the variance of the agent's returns after an equal prompt.
+    """Return a function from a slot (the k-th turn of an agent) to the variance of the agent's returns among episodes with equal prompts.
 
-    Episodes with the same prompt in that turn form a set, and their variances are pooled. If all prompts differ, the result
-    is the variance over all episodes.
+    Episodes with the same prompt in that turn form a set, and the variances of the sets are pooled. If all prompts differ,
+    the result is the variance over all episodes.
     """
     agent_returns = [returns(episode) for episode in others.valid]
 
@@ -119,9 +123,10 @@ def disagreement(others: Group, returns: Callable[[Episode], Mapping[str, float]
 def by_agent_of(
     groups: Sequence[Group], value: Callable[[Episode, str], tuple[float, str] | None]
 ) -> list[tuple[Episode, Member]]:
-    """Return one member per valid episode and agent that is trained in it; agents without a value are excluded.
+    """Return one member per valid episode and agent that is trained in the episode. Agents without a value are excluded.
 
-    `value` returns an episode's value for an agent and the kind of the value; values of different kinds are not compared.
+    The function `value` returns the value of an episode for an agent, and the kind of the value. Values of different kinds
+    are not compared.
     """
     members = []
     for g, e, episode in valid_episodes(groups):
@@ -144,7 +149,7 @@ def spread_members(
     members: Sequence[Member],
     earlier: Earlier | None,
 ) -> Mapping[TurnKey, Credit]:
-    """Return credit of each member's turns: its value minus the mean of the other members of its set."""
+    """Return credit in which the advantage of a member's turns is its value minus the mean of the other members of the set."""
     advantage: dict[TurnKey, float] = {}
     for member, difference in zip(members, against_others(members, earlier), strict=True):
         advantage |= dict.fromkeys(member.keys, difference)

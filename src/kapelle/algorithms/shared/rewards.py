@@ -1,22 +1,24 @@
-"""Rewards of turns: how the team's rewards are shared among agents and placed on the turns that are trained on.
+"""Compute the rewards of turns: how rewards are shared among the agents of a team and placed on trained turns.
 
-The environment gives rewards at moments between turns (`Episode.reward_events`) and at the end (`Episode.rewards`). At a
-moment, agents that did not move can be rewarded too: in a cooperative game all players gain from one player's move.
-`Turn.reward` adds such a reward to the agent's last turn before the moment. A return that several agents share must count
-the reward from the move that caused it. Credit therefore reads the moments rather than `Turn.reward`.
+The environment gives rewards at moments between turns (`Episode.reward_events`) and at the end of an episode
+(`Episode.rewards`). Agents that did not move can also receive a reward at a moment: in a cooperative game, all players gain
+from the move of one player. `Turn.reward` adds such a reward to the agent's last turn before the moment. A return that
+several agents share must include the reward from the move that caused it. Credit is therefore computed from the moments and
+not from `Turn.reward`.
 
-`team_reward` turns the rewards of several agents at one time into one number for the team. Every agent with turns gets
-the same number:
+The setting `team_reward` reduces the rewards of several agents at one time to one number for the team. Every agent with turns
+receives this number. It is computed and placed as follows:
 
-- at a moment: `sum` adds the rewards of all agents. `mean` divides that sum by the number of agents in the team. `max`
-  and `min` are taken over the rewarded agents. The number is placed on the agent's last turn before the moment, or on its
-  first turn if there is no earlier one.
-- at the end: over the agents that the environment scored, placed on each agent's own last turn.
+- At a moment, `sum` adds the rewards of all agents. `mean` divides the sum by the number of agents in the team. `max` and
+  `min` are taken over the rewarded agents. The number is placed on the agent's last turn before the moment, or on its first
+  turn if there is no earlier turn.
+- At the end of an episode, the number is computed over the agents that the environment scored, and is placed on the last turn
+  of each agent.
 
-`individual` and `last` do not share rewards. There are three placements: `turn_rewards` (one trajectory per agent),
-`chain_rewards` (one chain in time through all agents) and `round_rewards` (joint returns by round; round k holds the
-k-th turn of every agent). The last two count the team's reward once. `deferred_rewards` is the part of a turn's reward that
-was given after the turn had ended: for other agents' moves, and at the end of the episode.
+With `individual` and `last`, rewards are not shared. There are three placements: `turn_rewards` (one trajectory per agent),
+`chain_rewards` (one chain in time through all agents) and `round_rewards` (joint returns by round; round k holds the k-th
+turn of every agent). The last two count the team's reward once. `deferred_rewards` returns the part of a turn's reward that
+was given after the turn had ended: for moves of other agents, and at the end of the episode.
 """
 
 from __future__ import annotations
@@ -37,16 +39,20 @@ from kapelle.settings.base import Settings
 from kapelle.types import Episode, Group, Turn
 
 TeamReward = Literal["mean", "sum", "max", "min", "last", "individual"]
-"""How all agents share the rewards. `last` rewards only the agent with the episode's last turn (MARFT, 2504.16129);
-`individual` leaves each agent its own reward."""
+"""How rewards are shared among agents. With `mean`, `sum`, `max` or `min`, all agents receive this function of their rewards.
+With `last`, only the agent with the last turn of the episode is rewarded (MARFT, arXiv:2504.16129). With `individual`, each
+agent keeps its own reward."""
 
 Truncated = Literal["keep", "mask", "penalise"]
-"""How Monte Carlo estimators treat a turn that reached its token limit: train on it unchanged, mask it in the loss,
-or subtract a penalty from its reward."""
+"""How a turn that reached its token limit is treated: trained on unchanged (`keep`), masked in the loss (`mask`), or
+penalised in its reward (`penalise`)."""
 
 
 def need_team_return(shared: TeamReward) -> None:
-    """Raise ValueError for `individual`; settings that decompose the team's return call this in a validator."""
+    """Raise ValueError if rewards are `individual`.
+
+    Settings of algorithms that decompose the team's return call this function in a validator.
+    """
     if shared == "individual":
         raise ValueError(
             "`team_reward: individual` gives the team no common return to decompose; set `mean`, `sum`, `max`, `min` or "
@@ -55,20 +61,20 @@ def need_team_return(shared: TeamReward) -> None:
 
 
 class PenaltyConfig(Settings):
-    """Penalties for the form of a completion, subtracted from the reward of its turn."""
+    """Penalties for the form of a completion. The penalties are subtracted from the reward of the turn."""
 
     length: float = Field(default=0.0, ge=0.0)
-    """Penalty of a completion of `length_limit` tokens; the penalty is proportional to the length."""
+    """The penalty of a completion with `length_limit` tokens. The penalty is proportional to the length of the completion."""
     length_limit: int = Field(default=64, ge=1)
-    """Length in tokens to which `length` and `overlong_buffer` refer."""
+    """The completion length in tokens to which the settings `length` and `overlong_buffer` refer."""
     overlong_buffer: int = Field(default=0, ge=0)
-    """Width, in tokens, of DAPO's soft overlong punishment (2503.14476 eq. 13): it grows from 0 to 1 over this many
-    tokens before `length_limit`. 0 turns it off."""
+    """The width in tokens of DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13). The punishment increases from 0 to 1
+    over this number of tokens before `length_limit`. With 0, there is no punishment."""
     no_stop: float = Field(default=0.0, ge=0.0)
-    """Penalty of a completion that reached its token limit."""
+    """The penalty of a completion that reached its token limit."""
 
     def of(self, turn: Turn) -> float:
-        """Return the penalty of a turn, at most 0."""
+        """Return the penalty of a turn as a number that is at most 0."""
         cost = -self.no_stop * (turn.finish_reason == "length")
         if not (self.length or self.overlong_buffer):
             return cost
@@ -84,9 +90,9 @@ FREE = PenaltyConfig()
 
 
 def with_scores(groups: Sequence[Group], score: Mapping[TurnKey, float], weight: float) -> tuple[Group, ...]:
-    """Return the groups with `weight` times its score added to the reward of every scored turn.
+    """Return the groups with `weight` times the score of each scored turn added to the reward of the turn.
 
-    This adds a reward model's score to the reward, before rewards are shared, placed and compared.
+    The function adds the score of a reward model to the reward before rewards are shared, placed and compared.
     """
     scored = []
     for g, group in enumerate(groups):
@@ -107,9 +113,10 @@ def step_rewards(
     how: TeamReward,
     penalties: PenaltyConfig = FREE,
 ) -> dict[TurnKey, float]:
-    """Return the rewards of a step's valid episodes, by turn.
+    """Return the rewards of all turns in the valid episodes of a step.
 
-    `placed` places the rewards of one episode on its turns: `turn_rewards`, `chain_rewards` or `round_rewards`.
+    The function `placed` places the rewards of one episode on its turns. It is `turn_rewards`, `chain_rewards` or
+    `round_rewards`.
     """
     return {
         TurnKey(g, e, index): reward
@@ -122,17 +129,17 @@ def step_rewards(
 
 
 class PlacedReward(NamedTuple):
-    """A share of a reward on one turn."""
+    """A share of a reward that is placed on one turn."""
 
     turn: int
-    """Index of the turn."""
+    """The index of the turn."""
     after: int
-    """Number of turns that had ended when the environment gave the reward."""
+    """The number of turns that had ended when the environment gave the reward."""
     amount: float
 
 
 def turn_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
-    """Return the reward of every turn by its index, after sharing, placement and penalties."""
+    """Return a mapping from the index of each turn to its reward, including sharing, placement and penalties."""
     rewards = {turn.index: penalties.of(turn) if turn.trained else 0.0 for turn in episode.turns}
     for placed in _on_own_turns(episode, how):
         rewards[placed.turn] += placed.amount
@@ -140,11 +147,11 @@ def turn_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = F
 
 
 def chain_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
-    """Return the reward of every trained turn of the chain by its index; the team's rewards count once.
+    """Return a mapping from the index of each trained turn of the chain to its reward. The team's rewards are counted once.
 
-    A reward at a moment is placed on the last trained turn before it, the terminal reward on the episode's last turn.
-    With `individual`, each agent's terminal reward is placed on that agent's last turn instead. A reward of an untrained
-    turn moves to the trained turn before it; it is dropped if there is none.
+    A reward at a moment is placed on the last trained turn before the moment, and the terminal reward on the last turn of the
+    episode. With `individual`, the terminal reward of each agent is placed on that agent's last turn instead. A reward of an
+    untrained turn moves to the previous trained turn; it is dropped if there is no such turn.
     """
     rewards = {turn.index: penalties.of(turn) for turn in episode.turns if turn.trained}
     for placed in _on_chain(episode, how):
@@ -153,11 +160,11 @@ def chain_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
 
 
 def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[int, float]:
-    """Return the reward of every trained turn by its index, so that sums over rounds are joint returns.
+    """Return a mapping from the index of each trained turn to its reward, such that sums over rounds are joint returns.
 
-    Rounds are those of trained turns. The team's reward at a moment counts once, on a turn of the latest round that had
-    begun by then. The terminal reward is on a turn of the last round, even if an earlier round has the episode's last
-    turn. Rewards before the first trained turn are dropped.
+    Rounds are counted over trained turns. The team's reward at a moment is placed once, on a turn of the latest round that
+    had begun by that moment. The terminal reward is placed on a turn of the last round, even if an earlier round contains the
+    last turn of the episode. Rewards before the first trained turn are dropped.
     """
     rewards = {turn.index: penalties.of(turn) for turn in episode.turns if turn.trained}
     rounds = [list(movers.values()) for movers in episode.rounds(episode.agents, trained=True)]
@@ -175,9 +182,10 @@ def round_rewards(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
 
 
 def deferred_rewards(episode: Episode, how: TeamReward, *, chain: bool = False) -> dict[int, float]:
-    """Return, by a turn's index, the part of its reward that was given after the turn had ended.
+    """Return a mapping from the index of a turn to the part of its reward that was given after the turn had ended.
 
-    Rewards are placed as by `turn_rewards`, or with `chain` as by `chain_rewards`. A turn without such a part is absent.
+    Rewards are placed as in `turn_rewards`, or as in `chain_rewards` if `chain` is true. Turns without such a part are not in
+    the mapping.
     """
     ended = {turn.index: count_ended(episode, turn) for turn in episode.turns}
     later: dict[int, float] = defaultdict(float)
@@ -221,7 +229,7 @@ def _on_chain(episode: Episode, how: TeamReward) -> list[PlacedReward]:
 
 
 def agent_returns(episode: Episode, how: TeamReward, penalties: PenaltyConfig = FREE) -> dict[str, float]:
-    """Return the undiscounted return of each agent that has turns, after sharing and penalties."""
+    """Return the undiscounted return of each agent that has turns, including reward sharing and penalties."""
     rewards = turn_rewards(episode, how, penalties)
     totals: dict[str, float] = {}
     for turn in episode.turns:
@@ -233,10 +241,11 @@ def agent_returns(episode: Episode, how: TeamReward, penalties: PenaltyConfig = 
 
 
 def moments(episode: Episode) -> list[tuple[int, dict[str, float]]]:
-    """Return when agents with turns were rewarded before the end: number of ended turns, and rewards by agent.
+    """Return the moments before the end at which agents with turns were rewarded, as pairs (number of ended turns, rewards by agent).
 
-    The list is in time order, and its sums are those of `Turn.reward`. A part of `Turn.reward` that `Episode.reward_events`
-    does not record (older episodes, an added reward term) counts from the end of the turn and of simultaneous turns.
+    The list is in time order, and its sums are equal to the sums of `Turn.reward`. If `Episode.reward_events` does not record
+    a part of `Turn.reward` (in older episodes, or for an added reward term), this part is dated to the end of the turn and of
+    its simultaneous turns.
     """
     amounts: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     unrecorded = {turn.index: turn.reward for turn in episode.turns}
@@ -253,9 +262,9 @@ def moments(episode: Episode) -> list[tuple[int, dict[str, float]]]:
 
 
 def count_ended(episode: Episode, turn: Turn) -> int:
-    """Return how many turns have ended once this turn and all simultaneous turns have ended.
+    """Return the number of turns that have ended once the given turn and all simultaneous turns have ended.
 
-    A later turn is simultaneous if its prompt was fixed before this turn ended.
+    A later turn is simultaneous if its prompt was fixed before the given turn ended.
     """
     after = turn.index + 1
     while after < len(episode.turns) and episode.turns[after].completed_before <= turn.index:
@@ -264,7 +273,7 @@ def count_ended(episode: Episode, turn: Turn) -> int:
 
 
 def _own_turns(episode: Episode) -> dict[str, list[int]]:
-    """Return the indices of each agent's turns; an agent without turns is absent."""
+    """Return a mapping from each agent with turns to the indices of its turns."""
     own: dict[str, list[int]] = {}
     for turn in episode.turns:
         own.setdefault(turn.agent, []).append(turn.index)
@@ -272,7 +281,7 @@ def _own_turns(episode: Episode) -> dict[str, list[int]]:
 
 
 def _last_before(turns: Sequence[int], after: int) -> int:
-    """Return an agent's last turn before a moment, or its first turn if it had no turn before."""
+    """Return the index of an agent's last turn before a moment, or of its first turn if there is no turn before the moment."""
     return turns[max(0, bisect_left(turns, after) - 1)]
 
 
@@ -283,9 +292,10 @@ def _shares(
     receivers: Collection[str],
     team_size: int,
 ) -> dict[str, float]:
-    """Return each agent's share of the rewards given at one time: the team's one number for each of `receivers`.
+    """Return the share of each agent in the rewards given at one time. Each of the `receivers` gets the team's number.
 
-    `mean` divides by `team_size`. With `individual` and `last` the rewarded agents keep their own rewards.
+    With `mean`, the sum of the rewards is divided by `team_size`. With `individual`, all rewarded agents keep their own
+    rewards; with `last`, only the agent with the last turn does.
     """
     if how == "individual":
         return dict(amounts)

@@ -1,4 +1,4 @@
-"""Settings of the clipped surrogate and of the value loss; each builds a pure loss function.
+"""Settings of the clipped surrogate loss and of the value loss. Both classes build a pure loss function.
 
 Shapes: K target tokens, S sequences.
 """
@@ -22,55 +22,63 @@ if TYPE_CHECKING:
 
 
 class SurrogateConfig(Settings):
-    """Clipped surrogate −min(ρA, clip(ρ)A) per token, turn or sequence (1707.06347 eq. 7), with penalties.
+    """Settings of the clipped surrogate −min(ρA, clip(ρ)A) per token, turn or sequence (arXiv:1707.06347, eq. 7), with penalties.
 
-    With `level: token`, ρ is the ratio of one token. With `turn`, it is the product over a completion's tokens: the
-    completion is one action. With `sequence`, it is their geometric mean (GSPO, 2507.18071 eq. 7). `turn` and `sequence`
-    give one loss per completion, averaged over completions.
+    With `level: token`, ρ is the ratio of one token. With `level: turn`, ρ is the product of the ratios of all tokens in a
+    completion, so the completion is one action. With `level: sequence`, ρ is the geometric mean of these ratios (GSPO,
+    arXiv:2507.18071, eq. 7). With `turn` and `sequence`, there is one loss per completion, which is averaged over
+    completions.
     """
 
     kind: Literal["clipped", "cispo", "sapo"] = "clipped"
-    """Form of the loss. `cispo`: the clipped ratio is a detached weight on log π (2506.13585). `sapo`: a sigmoid of the
-    ratio replaces the clip, so that a token's gradient decreases with its distance from 1 (2511.20347)."""
+    """The form of the loss. `clipped` is PPO's clipped surrogate. With `cispo`, the clipped ratio is a detached weight on log
+    π (arXiv:2506.13585). With `sapo`, a sigmoid of the ratio replaces clipping, so that the gradient of a token decreases
+    with the distance of its ratio from 1 (arXiv:2511.20347)."""
     level: Literal["token", "turn", "sequence"] = "token"
-    """Unit of the ratio: one token, or one completion with the product (`turn`) or the geometric mean (`sequence`) of its
-    tokens' ratios. Several completions of an agent have separate ratios at every level."""
+    """The unit of the ratio: one token (`token`), or one completion with the product (`turn`) or the geometric mean
+    (`sequence`) of the ratios of its tokens. Several completions of one agent have separate ratios at every level."""
     clip_low: float = Field(default=0.2, ge=0.0, lt=1.0)
-    """Distance of the lower clip bound below 1."""
+    """The distance of the lower clip bound from 1."""
     clip_high: float = Field(default=0.2, ge=0.0)
-    """Distance of the upper clip bound above 1; a value above `clip_low` is DAPO's clip-higher (2503.14476 eq. 10)."""
+    """The distance of the upper clip bound from 1. A value above `clip_low` is clip-higher as in DAPO (arXiv:2503.14476, eq.
+    10)."""
     dual_clip: float | None = Field(default=None, gt=1.0)
-    """Bound c of dual clipping for A < 0 (1912.09729 eq. 5); null turns it off."""
+    """The bound c of dual clipping for negative advantages (arXiv:1912.09729, eq. 5). With null, there is no dual clipping."""
     tau_positive: float = Field(default=1.0, gt=0.0)
-    """Temperature of the gate of `kind: sapo` for A > 0; a larger value closes the gate nearer to a ratio of 1."""
+    """The temperature of the gate of `kind: sapo` for positive advantages. The larger the temperature, the closer to a ratio
+    of 1 the gate closes."""
     tau_negative: float = Field(default=1.05, gt=0.0)
-    """Temperature of the gate of `kind: sapo` for A ≤ 0."""
+    """The temperature of the gate of `kind: sapo` for negative advantages and advantages of 0."""
     sequence_mask: float | None = Field(default=None, gt=0.0)
-    """δ of off-policy sequence masking, in nats (DeepSeek-V3.2, 2512.02556); null turns it off. It removes tokens with A < 0
-    from the surrogate if their completion's mean log-prob has fallen by more than δ per token since sampling. These tokens
-    still count in the loss's weight, in the KL penalty and in the entropy bonus."""
+    """The threshold δ of off-policy sequence masking, in nats (DeepSeek-V3.2, arXiv:2512.02556). Tokens with a negative
+    advantage are removed from the surrogate if the mean log-prob of their completion has decreased by more than δ per token
+    since sampling. Removed tokens still count in the weight of the loss, in the KL penalty and in the entropy bonus. With
+    null, no tokens are removed."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = None
-    """How token losses are averaged: `token_mean` over the global batch, `sequence_mean` as in GRPO's paper, `sequence_sum`
-    divided by `constant` tokens (Dr.GRPO, 2503.20783). null is `token_mean` for `level: token`, else `sequence_mean`."""
+    """How token losses are averaged: over all tokens of the global batch (`token_mean`), per completion and then over
+    completions as in the GRPO paper (`sequence_mean`), or as sums per completion divided by `constant` tokens
+    (`sequence_sum`, Dr.GRPO, arXiv:2503.20783). The default, null, is `token_mean` for `level: token` and `sequence_mean`
+    otherwise."""
     constant: int = Field(default=64, ge=1)
-    """Divisor of `sequence_sum`, in tokens."""
+    """The divisor of `aggregation: sequence_sum`, in tokens."""
     kl_coefficient: float = Field(default=0.0, ge=0.0)
-    """β of the KL penalty to the reference policy, as a term of the loss."""
+    """β, the coefficient of the KL penalty to the reference policy in the loss."""
     kl_estimator: Literal["k2", "k3"] = "k3"
-    """Estimator of the KL penalty; k1 has zero expected gradient as a loss, so it is not an option."""
+    """The estimator of the KL penalty. The estimator k1 is not available, because its expected gradient as a loss is zero."""
     entropy_coefficient: float = Field(default=0.0, ge=0.0)
-    """Weight of the entropy bonus, per nat."""
+    """The weight of the entropy bonus, per nat of entropy."""
     entropy_end: float | None = Field(default=None, ge=0.0)
-    """Weight of the entropy bonus at the end of the run, reached linearly (annealed as a temperature, 2206.05825); null keeps
-    `entropy_coefficient`. A high weight keeps early policies diverse; a low final weight lets them approach the optimum of
-    the reward alone."""
+    """The weight of the entropy bonus at the end of the run. The weight changes linearly from `entropy_coefficient` to this
+    value (like an annealed temperature, arXiv:2206.05825); with null, it is constant. A high weight keeps early policies
+    diverse, and a low final weight lets the policies approach the optimum of the reward alone."""
     importance_cap: float | None = Field(default=None, ge=1.0)
-    """C of truncated importance sampling; null turns it off. The denominator of ρ is then the trainer's log-prob before the
-    update, and each token (with `level: turn` or `sequence`, each completion) has the weight min(C, π_trainer/π_sampler).
-    This needs one more forward pass."""
+    """The cap C of truncated importance sampling. If the cap is set, the denominator of ρ is the trainer's probability before
+    the update, and each token has the weight min(C, π_trainer/π_sampler). With `level: turn` or `sequence`, each completion
+    has one weight. Importance sampling needs one more forward pass. With null, no importance weights are applied."""
     importance_range: tuple[float, float] | None = None
-    """Range [low, high] of π_trainer/π_sampler; tokens outside of it are masked in the loss and its weight (IcePop,
-    2510.18855). null turns it off. This needs `level: token` and one more forward pass."""
+    """The range [low, high] of the ratio π_trainer/π_sampler in which tokens are trained on (IcePop, arXiv:2510.18855).
+    Tokens outside the range are masked in the loss and in its weight. Masking needs `level: token` and one more forward pass.
+    With null, no tokens are masked."""
 
     @model_validator(mode="after")
     def _consistent(self) -> SurrogateConfig:
@@ -105,26 +113,26 @@ class SurrogateConfig(Settings):
 
     @property
     def old(self) -> Column:
-        """Column of the log-probs in the denominator of ρ: the sampler's, or the trainer's before the update."""
+        """The column of the log-probs in the denominator of ρ: those of the sampler, or those of the trainer before the update."""
         return Column.BEHAVIOUR if self.importance_cap is None else Column.PROXIMAL
 
     @property
     def proximal(self) -> bool:
-        """True if the loss needs the trainer's log-probs before the update."""
+        """Whether the loss needs the log-probs of the trainer before the update."""
         return self.importance_cap is not None or self.importance_range is not None
 
     @property
     def entropy(self) -> bool:
-        """True if the loss of some step has an entropy bonus."""
+        """Whether the loss has an entropy bonus in at least one step."""
         return max(self.entropy_coefficient, self.entropy_end or 0.0) > 0
 
     def build(self) -> PolicyLoss:
-        """Return the loss as a pure function; with `entropy_end`, the loss of the first step."""
+        """Return the policy loss as a pure function. With `entropy_end`, return the loss of the first step."""
         return partial(surrogate_loss, settings=self)
 
     @property
     def annealed(self) -> Callable[[float], PolicyLoss] | None:
-        """Function from the share of the run that is done to the loss; None if the loss is constant."""
+        """A function from the completed share of the run to the loss, or None if the loss is constant."""
         return None if self.entropy_end is None else self._at
 
     def _at(self, done: float) -> PolicyLoss:
@@ -133,12 +141,15 @@ class SurrogateConfig(Settings):
 
 
 def annealed(first: float, last: float | None, done: float) -> float:
-    """Return a coefficient between `first` and `last`, linear in the share `done` of the run; `first` if `last` is None."""
+    """Return a coefficient that changes linearly from `first` to `last` with the completed share `done` of the run.
+
+    If `last` is None, return `first`.
+    """
     return first if last is None else first + (last - first) * min(1.0, done)
 
 
 def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateConfig) -> Loss:
-    """Return the sum, the weight and the metrics of one batch's policy loss."""
+    """Return the sum, the weight and the metrics of the policy loss of one batch."""
     s, logp_K, advantage_K, mask_K = settings, outputs.logp_K, targets[Column.ADVANTAGE], targets.mask_K
     metrics: dict[str, tuple[Tensor, Tensor]] = {}
     if s.importance_range is not None:
@@ -208,26 +219,28 @@ def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateCon
 
 
 class ValueLossConfig(Settings):
-    """Settings of the critics' loss."""
+    """Settings of the loss of the critics."""
 
     coefficient: float = Field(default=0.5, gt=0.0)
-    """Weight of the critic's loss."""
+    """The weight of the critic's loss."""
     clip: float | None = Field(default=None, gt=0.0)
-    """Distance from the critic's value at sampling beyond which the value is clipped; null turns clipping off."""
+    """The maximum distance of a value from the value that the critic predicted at sampling; beyond it, the value is clipped.
+    With null, values are not clipped."""
     huber: float | None = Field(default=None, gt=0.0)
-    """Error beyond which the loss is linear (MAPPO, 2103.01955); null uses the squared error."""
+    """The absolute error above which the loss is linear (Huber loss, MAPPO, arXiv:2103.01955). With null, the loss is the
+    squared error."""
 
     def build(self) -> CriticLoss:
-        """Return the loss as a pure function."""
+        """Return the value loss as a pure function."""
         return partial(value_loss, settings=self)
 
     def q_critic(self) -> CriticSpec:
-        """Return the spec of a central critic with one value after each turn (Q)."""
+        """Return the specification of a central critic that estimates one value after each turn (Q)."""
         return CriticSpec("central", self.build(), "shared", self.coefficient, unit="after", bootstraps=False)
 
 
 def value_loss(values_K: Tensor, targets: Targets, *, settings: ValueLossConfig) -> Loss:
-    """Return the sum, the weight and the mean error of one batch's value loss."""
+    """Return the sum, the weight and the mean absolute error of the value loss of one batch."""
     s, return_K, before_K = settings, targets[Column.RETURN], targets[Column.VALUE]
     if s.clip is not None and s.huber is not None:
         loss_K = value_losses.clipped_huber_value_loss(

@@ -1,21 +1,25 @@
-"""Tree sampling: episodes branch at every turn, so that a comparison set holds the candidates for one prompt.
+"""Tree sampling: episodes branch at every turn, so that a comparison set contains the candidates for one prompt.
 
-At every moment at which trained agents move, each samples `group_size` candidates from the same prompt. A *joint action*
-is one candidate of each agent that moves at that moment. Its value is the mean return over `continuations` episodes that
-continue from it, with all later turns sampled again. The return includes reward sharing and penalties. All candidates of
-a moment are trained on, each compared with the other candidates for its prompt; continuations are not trained on.
+At every moment at which trained agents move, each of these agents samples `group_size` candidates from the same prompt. A
+*joint action* is one candidate of each agent that moves at that moment. The value of a joint action is the mean return over
+`continuations` episodes that continue from the joint action, with all later turns sampled again. The return includes reward
+sharing and penalties. All candidates of a moment are trained on, and each is compared with the other candidates for its
+prompt. Continuations are not trained on.
 
-An algorithm defines which joint actions give a candidate its value:
+An algorithm defines which joint actions determine the value of a candidate:
 
-- `alone`: the candidate with the first candidate of every other agent (AT-GRPO);
+- `alone`: the candidate together with the first candidate of every other agent (AT-GRPO);
 - `aligned`: the k-th candidates of all agents are one joint action (MAGRPO);
-- `cross`: every combination is a joint action, and a candidate's value is their mean (MAGRPO).
+- `cross`: every combination of candidates is a joint action, and the value of a candidate is the mean over the combinations
+  that contain the candidate (MAGRPO).
 
-The episode continues with each agent's candidate of highest value (`best`; the first one if several are tied), or with the
-first candidate (`first`). The first candidate is an ordinary sample, so episodes follow the policies' distribution.
+The episode continues with each agent's candidate of highest value (`best`; the first candidate if several are tied), or with
+each agent's first candidate (`first`). First candidates are ordinary samples, so with `first` the episodes follow the
+policies' distribution.
 
-With n agents at a moment, G candidates and c continuations there are at most n·(G − 1) + 1, G or Gⁿ joint actions,
-respectively. Each is continued c times; candidates with equal tokens are continued once.
+With n agents at a moment and G candidates, there are at most n·(G − 1) + 1 (`alone`), G (`aligned`) or Gⁿ (`cross`) joint
+actions. Each joint action is continued c times, where c is the number of continuations; joint actions with equal tokens are
+continued only once.
 """
 
 from __future__ import annotations
@@ -35,17 +39,17 @@ from kapelle.types import Episode, Group
 
 
 def alone(counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAction]:
-    """Return the candidate together with every other agent's first candidate."""
+    """Return the joint action of the candidate and the first candidates of all other agents."""
     return [tuple(candidate if m == mover else 0 for m in range(len(counts)))]
 
 
 def aligned(counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAction]:
-    """Return every agent's candidate of the same number; an agent with one candidate uses that one."""
+    """Return the joint action of all agents' candidates with the same number. An agent with only one candidate uses this candidate."""
     return [tuple(min(candidate, count - 1) for count in counts)]
 
 
 def cross(counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAction]:
-    """Return the candidate together with every combination of the other agents' candidates."""
+    """Return the joint actions of the candidate with every combination of the other agents' candidates."""
     choices: Iterable[Sequence[int]] = (
         [candidate] if m == mover else range(count) for m, count in enumerate(counts)
     )
@@ -53,7 +57,7 @@ def cross(counts: Sequence[int], mover: int, candidate: int) -> Sequence[JointAc
 
 
 def best(values: Sequence[float]) -> int:
-    """Return the number of the candidate with the highest value; the first one if several are tied."""
+    """Return the number of the candidate with the highest value. If several are tied, return the number of the first."""
     return max(range(len(values)), key=lambda k: (values[k], -k))
 
 
@@ -66,10 +70,10 @@ class TreeSampling(MonteCarlo):
     """Settings of an algorithm with optional tree sampling."""
 
     tree: bool = False
-    """Tree sampling in place of independent episodes: one episode per task, and `group_size` candidates at every turn of a
-    trained agent."""
+    """Whether tree sampling replaces independent episodes. With tree sampling, each task has one episode, with `group_size`
+    candidates at every turn of a trained agent."""
     continuations: int = Field(default=1, ge=1)
-    """Continuations per joint action, with `tree: true`."""
+    """The number of continuations per joint action. This setting is used only with `tree: true`."""
 
     @model_validator(mode="after")
     def _tree_and_what_it_needs(self) -> TreeSampling:
@@ -94,7 +98,10 @@ class TreeSampling(MonteCarlo):
         chosen: Callable[[Sequence[float]], int],
         returns: Callable[[Episode], Mapping[str, float]] | None = None,
     ) -> Algorithm:
-        """Return the algorithm with a tree. `returns` gives the return behind a candidate's value; by default, the trained one."""
+        """Return the algorithm with tree sampling.
+
+        The function `returns` computes the returns for candidate values; the default is the return used in training.
+        """
         row = self.row(name, judge=partial(among_siblings, self, how))
         returns = returns or row.returns
         assert returns is not None, "Monte Carlo algorithms share the team's reward"
@@ -109,7 +116,7 @@ def among_siblings(
     signals: Signals,
     earlier: Earlier | None = None,
 ) -> Mapping[TurnKey, Credit]:
-    """Return credit for the turns of a tree: each candidate's value compared with the other candidates for its prompt."""
+    """Return credit for the turns of a tree. The value of each candidate is compared with the other candidates for its prompt."""
     members = []
     for key, turn in turns_of(groups):
         assert turn.continuation_return is not None, (

@@ -1,17 +1,18 @@
-"""UMAD's two terms for any algorithm: a factor for confident turns, and a reward for influence (2603.01221).
+"""UMAD's terms for any algorithm: a factor on the advantages of confident turns, and a reward for influence (arXiv:2603.01221).
 
-- *Confidence*: A ← A·exp(−α·z). z is the turn's mean NLL (nats per token, as sampled), standardised over the same agent's
-  turns of the same number in the episodes of the task. Confident turns learn faster, from positive and from negative
-  advantages.
-- *Relative*: A ← A·exp(−α·(NLL_i − mean NLL of the round's other agents)).
-- *Influence*: +η·sign of the mean change of the other agents' rewards from one round to the next, on the turn between
-  them. It uses rewards before any shaping, so that the result does not depend on the order of the terms.
+- *Confidence*: the advantage A is multiplied by exp(−α·z), where z is the mean negative log-likelihood (NLL) of the turn in
+  nats per token at sampling. The value z is standardised over turns of the same agent with the same number in the episodes of
+  the task. Confident turns therefore have more effect on the update, for positive and for negative advantages.
+- *Relative*: the advantage A is multiplied by exp(−α·(NLL_i − mean NLL of the other agents in the round)).
+- *Influence*: the reward of a turn increases by η times the sign of the mean change of the other agents' rewards from this
+  round to the next. The changes are computed from rewards before any shaping, so that the result does not depend on the order
+  of the terms.
 
-The reward of a turn for the influence term is, in this order: its score, if the workflow scores turns (`score_rounds` of a
-debate); a verifier's score; the environment's reward. For a debate that is rewarded only at its end, one of the first two
-is required.
+The influence term uses the first available reward of a turn: its score, if the workflow scores turns (`score_rounds` of a
+debate); the score of a verifier; the environment's reward. For a debate that is rewarded only at its end, a score of the
+workflow or of a verifier is required.
 
-A round is the k-th turn of every agent that has one. All three terms are off (0) by default.
+Round k consists of the k-th turns of all agents that have one. By default, all three terms are off (0).
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ S = TypeVar("S", bound=Settings)
 
 
 class UMADConfig(Settings):
-    """Weights of UMAD's terms; 0 turns a term off."""
+    """Weights of UMAD's terms. A weight of 0 turns a term off."""
 
     confidence: float = Field(default=0.0, ge=0.0)
-    """α of the confidence factor, relative to the same agent in the task's other episodes."""
+    """α of the confidence factor, in which a turn is compared with turns of the same agent in the other episodes of the task."""
     relative: float = Field(default=0.0, ge=0.0)
-    """α of the confidence factor, relative to the round's other agents."""
+    """α of the relative confidence factor, in which a turn is compared with the turns of the other agents in the round."""
     influence: float = Field(default=0.0, ge=0.0)
-    """η, the influence reward, in units of reward."""
+    """η, the size of the influence reward, in units of reward."""
 
     @property
     def active(self) -> bool:
-        """Whether any of the terms is on."""
+        """Whether at least one of the terms is on."""
         return bool(self.confidence or self.relative or self.influence)
 
     def with_influence(
         self, reward: Mapping[TurnKey, float], groups: Sequence[Group], signals: Signals
     ) -> Mapping[TurnKey, float]:
-        """Return the rewards of a step's turns plus their influence rewards."""
+        """Return the reward of each turn of a step plus its influence reward."""
         if not self.influence:
             return reward
         moved = {
@@ -67,11 +68,14 @@ class UMADConfig(Settings):
     def gained_credit(
         self, credit: CreditFunction, groups: Sequence[Group], signals: Signals
     ) -> Mapping[TurnKey, Credit]:
-        """Return the credit of another function with its advantages multiplied by the confidence factors."""
+        """Return the credit that the function `credit` computes, with advantages multiplied by the confidence factors."""
         return self.gain(groups, credit(groups, signals))
 
     def gain(self, groups: Sequence[Group], credit: Mapping[TurnKey, Credit]) -> Mapping[TurnKey, Credit]:
-        """Return the credit with each advantage multiplied by its turn's confidence factors; critics' targets stay unchanged."""
+        """Return the credit with each advantage multiplied by the confidence factors of its turn.
+
+        The targets of critics are unchanged.
+        """
         factors: list[Mapping[TurnKey, float]] = []
         if self.confidence:
             factors.append(_against_own(groups, self.confidence))
@@ -85,7 +89,10 @@ class UMADConfig(Settings):
         return credit
 
     def needs_a_group(self, settings: S, group_size: int) -> S:
-        """Return `settings`, which contain these; raise ValueError if `confidence` has no group to compare."""
+        """Return `settings` unchanged.
+
+        Raises ValueError if `confidence` is on and `group_size` is 1, because there is then nothing to compare.
+        """
         if self.confidence and group_size < 2:
             raise ValueError(
                 "`umad.confidence` compares the episodes of a task, but `group_size: 1` has one per task; raise `group_size`, "
@@ -104,9 +111,9 @@ class UMADConfig(Settings):
 
 
 def influence(place: tuple[int, int], episode: Episode, signals: Signals, eta: float) -> dict[int, float]:
-    """Return η·sign of the other agents' mean change of reward at the next round, by the index of the turn before it.
+    """Return, by turn index, η times the sign of the other agents' mean change of reward from the turn's round to the next.
 
-    Only agents with a turn in both rounds count as others; if there are none, the influence is 0.
+    Only agents with a turn in both rounds count as other agents. If there are none, the influence is 0.
     """
     reward = unmodified_rewards(place, episode, signals)
     rounds = episode.rounds()
@@ -129,7 +136,7 @@ def influence(place: tuple[int, int], episode: Episode, signals: Signals, eta: f
 
 
 def unmodified_rewards(place: tuple[int, int], episode: Episode, signals: Signals) -> dict[int, float]:
-    """Return the reward of each turn to its own agent before any shaping, by the turn's index."""
+    """Return a mapping from the index of each turn to the reward of its agent before any shaping."""
     last = {turn.agent: turn.index for turn in episode.turns}
     reward: dict[int, float] = {}
     for turn in episode.turns:
@@ -142,12 +149,12 @@ def unmodified_rewards(place: tuple[int, int], episode: Episode, signals: Signal
 
 
 def nll(turn: Turn) -> float:
-    """Return a turn's mean negative log-likelihood as it was sampled, nats per token."""
+    """Return the mean negative log-likelihood of a turn at sampling, in nats per token."""
     return -sum(turn.logprobs) / len(turn.logprobs)
 
 
 def _against_own(groups: Sequence[Group], alpha: float) -> dict[TurnKey, float]:
-    """Return exp(−α·z) of every trained turn, with z within its task, agent and round."""
+    """Return the factor exp(−α·z) of every trained turn, with z standardised within the task, agent and round."""
     keys: list[TurnKey] = []
     values: list[float] = []
     sets: list[int] = []
@@ -164,7 +171,7 @@ def _against_own(groups: Sequence[Group], alpha: float) -> dict[TurnKey, float]:
 
 
 def _against_others(groups: Sequence[Group], alpha: float) -> dict[TurnKey, float]:
-    """Return exp(−α·(NLL − mean NLL of the round's others)) of every trained turn with others in its round."""
+    """Return the factor exp(−α·(NLL − mean NLL of the other agents in the round)) of every trained turn whose round has other agents."""
     rounds: dict[tuple[int, int, int], list[tuple[TurnKey, float]]] = {}
     for key, turn, k in in_rounds(groups):
         rounds.setdefault((key.group, key.episode, k), []).append((key, nll(turn)))

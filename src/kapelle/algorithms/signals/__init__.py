@@ -1,1 +1,1 @@
-"""Signals: results about sampled turns that credit and losses need before an update, one per file."""
+"""Signals compute results about sampled turns that credit and losses need before an update. Each signal has its own module."""

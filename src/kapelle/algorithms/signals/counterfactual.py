@@ -1,9 +1,9 @@
-"""Critic values of each turn, and of the same turn with other completions of its prompt in its place.
+"""Compute critic values of each turn, and of the same turn with alternative completions of its prompt.
 
-Q(s, a) is the critic's value after a turn (`CriticSpec.unit: after`). The critic reads everything that was read and written until
-then, including simultaneous completions of other agents. The alternatives a_i^k are the same agent's completions of the same
-prompt in the task's other episodes. Each replaces the turn while everything else stays: Q(s, (a_−i, a_i^k)). No episode is
-continued.
+Q(s, a) is the critic's value after a turn (`CriticSpec.unit: after`). The critic reads everything that was read and written
+up to that point, including simultaneous completions of other agents. The alternatives a_i^k are completions of the same
+prompt by the same agent in other episodes of the task. Q(s, (a_−i, a_i^k)) is the value with the turn replaced by an
+alternative and everything else unchanged. No episode is continued.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Image, Turn
 
 COUNTERFACTUAL = "counterfactual"
-"""Name of the signal: values `_K` of a turn's K alternatives, in the order of their episodes; K can be 0."""
+"""The name of the signal that contains, for each turn, the values of its K alternatives (shape (K,), in the order of their
+episodes). K can be 0."""
 
 PromptKey = tuple[int, str, tuple[int, ...], tuple[Image, ...]]
-"""Group, agent, and its prompt."""
+"""The key of a prompt: the group number, the agent, and the tokens and images of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class CounterfactualValues:
-    """Signal that gives `Signals.values`, `[1]` after every turn, and `signals[COUNTERFACTUAL]`."""
+    """A signal that computes `Signals.values` (one value after every turn, shape (1,)) and `signals[COUNTERFACTUAL]`."""
 
     critic: CriticSpec
-    """The critic, with `unit: after`."""
+    """The specification of the critic, with `unit: after`."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
-        """Return the values after the trained turns, and after their alternatives."""
+        """Return the values after all trained turns, and the values after their alternatives."""
         trained = turns_of(step.groups)
         same_prompt: dict[PromptKey, list[tuple[TurnKey, Turn]]] = {}
         for key, turn in trained:

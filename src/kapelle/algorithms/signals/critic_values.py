@@ -1,7 +1,8 @@
-"""Critics' values of turns, and of the unseen future of truncated episodes.
+"""Compute the values that critics estimate for turns and for the unknown future of truncated episodes.
 
-The value after a turn's last token estimates everything after the turn: rewards for other agents' moves, and the agent's next
-turns. Critics learn this value from turns that were followed by others (`Credit.after`), in every step with a truncated episode.
+The value after the last token of a turn estimates everything after the turn: rewards for moves of other agents, and later
+turns of the agent. In every step with a truncated episode, critics learn this value from turns that were followed by other
+turns (`Credit.after`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from kapelle.types import Group
 
 @dataclass(frozen=True, slots=True)
 class CriticValues:
-    """Signal that gives `Signals.values`, and `after` and `bootstrap` if an episode was truncated."""
+    """A signal that computes `Signals.values`, and also `Signals.after` and `Signals.bootstrap` if an episode was truncated."""
 
     critic: CriticSpec
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
-        """Return the values before each token or turn (`CriticSpec.unit`), and the values after turns."""
+        """Return the values before each token or turn (according to `CriticSpec.unit`), and the values after turns."""
         samples, cut = value_samples(step.groups, step.team, self.critic, engine.renderer)
         values = dict(zip(samples, engine.score(list(samples.values())), strict=True))
         if not cut:
@@ -40,10 +41,10 @@ class CriticValues:
 def value_samples(
     groups: Sequence[Group], team: Team, need: CriticSpec, readers: Readers | None = None
 ) -> tuple[dict[TurnKey, Sample], list[TurnKey]]:
-    """Return the critics' sample of every turn they evaluate, and the agents' last turns in truncated episodes.
+    """Return the critic's sample for every turn that critics evaluate, and the keys of the last turn of each agent in truncated episodes.
 
-    If there are any of the latter, each sample's last target is the value after the turn. The view `answer` has no such
-    value, and needs `readers`.
+    If an episode was truncated, the last target of each sample is the value after the turn. The view `answer` has no such
+    value, and requires `readers`.
     """
     turns = turns_of(groups, trained_only=not need.everyone)
     cut: list[TurnKey] = []

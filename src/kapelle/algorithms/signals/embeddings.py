@@ -1,14 +1,15 @@
-"""Embeddings of turns: vectors of what an agent read and of what it wrote, computed by a frozen model.
+"""Compute embeddings of turns: a frozen model maps what an agent read and what it wrote to vectors.
 
-`embedder` selects the model:
+The setting `embedder` selects the model:
 
-- `base`, if all trained agents share one model: that model as it was at the start, on the exact tokens.
-- `base`, with several models: the model of the first trained agent, on text, so that all vectors are in one space.
-- a model's path or hub name: that model, on text. It is loaded beside the team and acts for no agent.
-- `sentence-transformers:NAME`: a model of that library, on text (`pip install 'kapelle[embed]'`).
+- `base`, if all trained agents have the same base model: this model with its initial weights reads the exact tokens.
+- `base`, with several base models: the model of the first trained agent reads text, so that all vectors are in one space.
+- The path or hub name of a model: this model reads text. The model is loaded in addition to the team's models and acts for no
+  agent.
+- `sentence-transformers:NAME`: a model of the library sentence-transformers reads text (`pip install 'kapelle[embed]'`).
 
-On text, what an agent has read is its whole conversation so far, with messages joined by empty lines. The model reads this
-as one user message, truncated to the last tokens that fit its context.
+For models that read text, the input is the agent's whole conversation so far, with messages joined by empty lines. The model
+reads this as one user message, truncated to the last tokens that fit its context.
 
 Shapes: D width of a vector.
 """
@@ -30,32 +31,33 @@ from kapelle.team import EMBEDDER, Policy, Team, embedder_name
 from kapelle.types import Episode, Group, Message
 
 SENTENCES = "sentence-transformers:"
-"""Prefix of a model of the library sentence-transformers."""
+"""The prefix of names of models of the library sentence-transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings(Beside, Loads, ReadsText):
-    """Signal that gives `Signals.embedding`."""
+    """A signal that computes `Signals.embedding`."""
 
     reader: str = "base"
-    """`base`, a model's path, or `sentence-transformers:NAME`."""
+    """The embedding model, which is `base`, the path or hub name of a model, or `sentence-transformers:NAME`."""
     device: str | None = None
-    """Device of a model other than `base`; None is `model.device`, or the library's choice."""
+    """The device of an embedding model other than `base`. With None, the device is `model.device`, or the library selects a
+    device."""
 
     def load(self) -> None:
-        """Load a model of sentence-transformers; ModelError names the reason if it cannot be loaded."""
+        """Load the model if it is a model of sentence-transformers. Raises ModelError if the model cannot be loaded."""
         if self.reader.startswith(SENTENCES):
             load_sentences(self.reader.removeprefix(SENTENCES), self.device)
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Embedding]]:
-        """Return the embedding of every trained turn; ModelError if the model cannot be loaded."""
+        """Return the embedding of every trained turn. Raises ModelError if the model cannot be loaded."""
         if self.reader.startswith(SENTENCES):
             encode = load_sentences(self.reader.removeprefix(SENTENCES), self.device)
             return {"embedding": by_sentences(step.groups, encode)}
         return {"embedding": embedded_turns(self.reader, step.groups, step.team, engine)}
 
     def beside(self, team: Team) -> Team:
-        """Return the team with the embedding model beside it, if that is a separate model of the engine."""
+        """Return the team with the embedding model as an additional policy if the engine loads a separate model for it."""
         if self.reader == "base" or self.reader.startswith(SENTENCES):
             return team
         return team.with_beside(Policy(EMBEDDER, EMBEDDER, trained=False), self.reader, self.device)
@@ -64,7 +66,7 @@ class Embeddings(Beside, Loads, ReadsText):
 def embedded_turns(
     embedder: str, groups: Sequence[Group], team: Team, engine: Learners
 ) -> dict[TurnKey, Embedding]:
-    """Return the embedding of every trained turn of a step by a model of the engine."""
+    """Return the embedding of every trained turn of a step, computed by a model of the train engine."""
     if embedder != "base":
         return _by_model(groups, engine, EMBEDDER)
     if len({team.policies[name].base for name in team.trained}) > 1:
@@ -93,7 +95,7 @@ def _by_model(groups: Sequence[Group], engine: Learners, name: str) -> dict[Turn
 def by_sentences(
     groups: Sequence[Group], encode: Callable[[Sequence[str]], Tensor]
 ) -> dict[TurnKey, Embedding]:
-    """Return the embedding of every trained turn by `encode`, which maps each string to one row."""
+    """Return the embedding of every trained turn, computed by the function `encode`, which maps each string to one row."""
     texts = turn_texts(groups)
     distinct = dict.fromkeys(text for pair in texts.values() for text in pair)
     vector: dict[str, Tensor] = {}
@@ -104,18 +106,18 @@ def by_sentences(
 
 @dataclass(frozen=True, slots=True)
 class Sentences:
-    """A model of sentence-transformers."""
+    """An embedding model of the library sentence-transformers."""
 
     model: Any
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Return one row per string."""
+        """Return the embeddings as one row per string."""
         with torch.no_grad():
             rows: Tensor = self.model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
         return rows
 
     def tokens(self, texts: Sequence[str]) -> int:
-        """Return the number of tokens that the model reads for these strings."""
+        """Return the number of tokens that the model reads for the given strings."""
         limit = self.model.max_seq_length
         encoded = self.model.tokenizer(list(texts), truncation=limit is not None, max_length=limit)
         return sum(map(len, encoded["input_ids"]))
@@ -123,9 +125,9 @@ class Sentences:
 
 @lru_cache(maxsize=1)
 def load_sentences(name: str, device: str | None = None) -> Sentences:
-    """Load a model of sentence-transformers; ModelError names the reason if it cannot be loaded.
+    """Load the model if it is a model of sentence-transformers. Raises ModelError if the model cannot be loaded.
 
-    Without a `device` the library chooses one.
+    The model is loaded on `device`, or on a device that the library selects if `device` is None.
     """
     library: Any = import_module("sentence_transformers")
     # The library accepts names of its own models without their owner, and can wait minutes for a hub that does not respond.
@@ -142,7 +144,7 @@ def load_sentences(name: str, device: str | None = None) -> Sentences:
 
 
 def turn_texts(groups: Sequence[Group]) -> dict[TurnKey, tuple[str, str]]:
-    """Return, for every trained turn, all text that its agent had read or written before, and the text of the turn."""
+    """Return, for every trained turn, all text that its agent read or wrote before the turn, and the text of the turn."""
     before: dict[tuple[int, int], Mapping[int, str]] = {}
     texts: dict[TurnKey, tuple[str, str]] = {}
     for key, turn in turns_of(groups):
@@ -177,9 +179,9 @@ def _joined(keys: Sequence[TurnKey], vectors: Sequence[Tensor]) -> dict[TurnKey,
 def embedding_samples(
     groups: Sequence[Group], name: Mapping[str, str]
 ) -> tuple[dict[TurnKey, Sample], dict[TurnKey, Sample]]:
-    """Return the embedders' samples of every trained turn: prompts, and completions after their prompts.
+    """Return the samples that the embedding models read for every trained turn: the prompts, and the completions after their prompts.
 
-    `name` maps a policy to its embedder.
+    The argument `name` maps each policy to the name of its embedding model.
     """
     prompts: dict[TurnKey, Sample] = {}
     completions: dict[TurnKey, Sample] = {}

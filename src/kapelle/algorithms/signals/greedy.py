@@ -1,4 +1,4 @@
-"""One greedy episode per task: a baseline without a critic."""
+"""Sample one greedy episode per task, whose return is a baseline without a critic."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kapelle.types import Episode
 
 @dataclass(frozen=True, slots=True)
 class GreedyBaseline(PlaysAlone):
-    """Signal that gives `Signals.greedy`; a task whose greedy episode failed is absent."""
+    """A signal that provides `Signals.greedy`. Tasks whose greedy episode failed are not included."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[int, Episode]]:
-        """Return each group's greedy episode."""
+        """Return the greedy episode of each group."""
         episodes = [group.episodes[0] for group in step.greedily()]
         return {"greedy": {g: episode for g, episode in enumerate(episodes) if episode.error is None}}

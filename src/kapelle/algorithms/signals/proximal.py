@@ -1,4 +1,7 @@
-"""Log-probs under the trainer's weights before the update: the denominator of ratios if sampler and trainer differ."""
+"""Compute log-probs with the trainer's weights before the update.
+
+These log-probs are the denominator of ratios if sampler and trainer differ.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from kapelle.runtime.on_demand import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ProximalLogProbs:
-    """Signal that gives `Signals.proximal`."""
+    """A signal that computes `Signals.proximal`."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
-        """Return each policy's own log-probs `_T` of every trained turn."""
+        """Return the log-probs of each trained turn under its own policy, as a tensor of shape (T,)."""
         return {"proximal": log_probs(step, engine, {name: name for name in step.team.trained})}

@@ -1,4 +1,4 @@
-"""Log-probs by a frozen copy of each policy, for a KL penalty, and the hook that refreshes the copy."""
+"""Compute log-probs under a frozen copy of each policy (the reference) for a KL penalty, and refresh these copies."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kapelle.team import Team, reference_name
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLogProbs:
-    """Signal that gives `Signals.reference`: log-probs by the initial policy, or by the last refreshed copy."""
+    """A signal that computes `Signals.reference`: log-probs under the initial policy, or under the last copy of the policy."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
-        """Return the reference's log-probs `_T` of every trained turn."""
+        """Return the log-probs of each trained turn under the reference, as a tensor of shape (T,)."""
         names = {name: reference_name(name) for name in step.team.trained}
         return {"reference": log_probs(step, engine, names)}
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshReferences:
-    """Hook that makes every reference a copy of its policy every `every` steps."""
+    """A hook that replaces every reference with a copy of its policy every `every` steps."""
 
     every: int
     moves_weights: ClassVar[bool] = False
@@ -36,16 +36,19 @@ class RefreshReferences:
 
 
 def refreshed(every: int) -> tuple[RefreshReferences, ...]:
-    """Return the hook that refreshes references; no hook for 0, which keeps the initial references."""
+    """Return the hook that refreshes references every `every` steps, or no hook if `every` is 0."""
     return (RefreshReferences(every),) if every else ()
 
 
 def log_probs(step: Sampled, engine: Learners, learner: Mapping[str, str]) -> dict[TurnKey, Tensor]:
-    """Return the log-probs `_T` of every trained turn; `learner` maps the turn's policy to the learner that scores it."""
+    """Return the log-probs of each trained turn (shape (T,)).
+
+    The argument `learner` maps policies to the learners that score their turns.
+    """
     samples = samples_for(step, learner)
     return dict(zip(samples, engine.score(list(samples.values())), strict=True))
 
 
 def samples_for(step: Sampled, learner: Mapping[str, str]) -> dict[TurnKey, Sample]:
-    """Return the sample of every trained turn; `learner` maps the turn's policy to the learner that scores it."""
+    """Return the sample of each trained turn. The argument `learner` maps policies to the learners that score their turns."""
     return {key: policy_sample(turn, step.team, learner[turn.policy], {}) for key, turn in step.trained}

@@ -1,9 +1,9 @@
-"""Samples of turns: which tokens a learner reads, and which of them are targets.
+"""Create samples of turns. A sample defines which tokens a learner reads, and which of them are targets.
 
-A critic on the model of its agents reads the exact tokens that the agents read and sampled. A critic on another model
-(`team.critic_model`) reads the same conversation as text, with its own chat template and tokeniser. The value before an
-agent's token is then the value after the last of the critic's own tokens that ends before that token, so the baseline is
-independent of the action.
+A critic with the same base model as its agents reads the exact tokens that the agents read and sampled. A critic with a
+different model (`team.critic_model`) reads the same conversation as text, with its own chat template and tokeniser. The value
+before a token of the agent is then the value after the last critic token that ends before the agent's token, so the baseline
+is independent of the action.
 
 Shapes: T completion tokens of one turn.
 """
@@ -25,11 +25,11 @@ from kapelle.types import Episode, Image, Message, Turn, images_in
 T = TypeVar("T")
 Ids = tuple[int, ...]
 Readers = Callable[[str], Reader]
-"""Mapping from a learner to the reader that converts text to tokens of its model."""
+"""A function from the name of a learner to the reader that converts text to tokens of the learner's model."""
 
 
 def policy_sample(turn: Turn, team: Team, learner: str, columns: Mapping[str, Tensor]) -> Sample:
-    """Return the sample of a turn's completion tokens for `learner`, its policy or a reference."""
+    """Return the sample of a turn for `learner`, which is the turn's policy or its reference. The targets are the completion tokens."""
     start = len(turn.prompt_ids)
     tokens = turn.prompt_ids + turn.completion_ids
     return Sample(
@@ -55,11 +55,11 @@ def critic_sample(
     *,
     after: bool = False,
 ) -> Sample:
-    """Return a turn's sample for its agent's critic: values before its tokens, before the turn, or after it (`need.unit`).
+    """Return the sample of a turn for its critic, with values before its tokens, before the turn, or after the turn (`need.unit`).
 
-    `need.view` is `local` (what the agent itself read), `central` (see `central_prompt`), or `answer` (the task's question
-    and the turn's text). With `after`, the last target is the value after the last token; the view `answer` has no such
-    value. The view `answer` and critics that read text need `readers`.
+    The view `need.view` is `local` (what the agent itself read), `central` (see `central_prompt`), or `answer` (the task's
+    question and the turn's text). With `after`, the last target is the value after the last token; the view `answer` has no
+    such value. The argument `readers` is required for the view `answer` and for critics that read text.
     """
     learner = team.critic_of[turn.agent]
     if need.view == "answer":
@@ -92,12 +92,12 @@ def conversation_sample(
     columns: Mapping[str, Tensor],
     ends: Sequence[int] = (),
 ) -> Sample:
-    """Return a text's sample for a verifier: a value at each of the `ends` (in characters), and one after its last token.
+    """Return the sample of a string for a verifier, with a value at each of the `ends` (in characters) and a value after the last token.
 
-    The verifier reads the conversation and the text in tokens of its own model, for any agent. A part that ends inside a
-    token has its value after that token. If several parts end in the same token, the values of the earlier parts move to
-    the tokens before it; the first parts have no value if there are too few tokens. Raises ContextError if the tokens
-    exceed the context.
+    The verifier reads the conversation and the string as tokens of its own model, for any agent. If a part of the string ends
+    inside a token, its value is placed after that token. If several parts end in the same token, the values of the earlier
+    parts move to earlier tokens; if there are too few tokens, the first parts have no value. Raises ContextError if the
+    tokens exceed the context of the verifier's model.
     """
     start, written = reader.start(messages), reader.completion(text)
     tokens = start + written
@@ -122,12 +122,12 @@ def conversation_sample(
 
 
 def central_prompt(episode: Episode, turn: Turn, *, answered: bool = False) -> tuple[int, ...]:
-    """Return everything that all agents read and wrote before a turn, private views included, as tokens.
+    """Return everything that all agents read and wrote before a turn, including private views, as tokens.
 
-    The order is: the turns that had ended when this turn's prompt was fixed, in time order; the prompts of simultaneous
-    turns of other agents; this turn's own prompt. Tokens that an agent has read before appear once. Simultaneous completions
-    are excluded, because a baseline must be independent of simultaneous actions. With `answered` they follow their prompts,
-    for Q values.
+    The order is: first the turns that had ended when the turn's prompt was fixed, in time order; then the prompts of
+    simultaneous turns of other agents; then the turn's own prompt. Tokens that an agent has read before appear only once.
+    Simultaneous completions are excluded, because a baseline must be independent of simultaneous actions. With `answered`,
+    simultaneous completions follow their prompts, as Q values require.
     """
     return _central(episode, turn, _new_tokens, lambda past: past.completion_ids, answered=answered)
 
@@ -140,9 +140,10 @@ def _central(
     *,
     answered: bool = False,
 ) -> tuple[T, ...]:
-    """Return `central_prompt` as items of one kind (tokens or images).
+    """Return the items of one kind (tokens or images) in the order of `central_prompt`.
 
-    `new` returns the items that a turn's prompt adds after its agent's last turn, `completion` those of its completion.
+    The function `new` returns the items that the prompt of a turn adds after its agent's last turn. The function `completion`
+    returns the items of the completion.
     """
     items: list[T] = []
     last: dict[str, Turn] = {}
@@ -165,7 +166,7 @@ def _new_tokens(turn: Turn, before: Turn | None) -> tuple[int, ...]:
 
 
 def _new_images(turn: Turn, before: Turn | None) -> tuple[Image, ...]:
-    """Return the images in `_new_tokens`."""
+    """Return the images that belong to the tokens of `_new_tokens`."""
     if before is None or turn.prompt_ids == _new_tokens(turn, before):
         return turn.images
     return turn.images[len(before.images) :]
@@ -184,7 +185,7 @@ def _text_sample(
     *,
     after: bool,
 ) -> Sample:
-    """Return `critic_sample` in the tokens of the critic's own model."""
+    """Return the same sample as `critic_sample`, but in tokens of the critic's own model."""
     reader = readers(learner)
     if need.view == "local":
         prompt = reader.start(_conversation(episode, turn))
@@ -221,7 +222,7 @@ def _text_sample(
 
 
 def _conversation(episode: Episode, turn: Turn) -> list[Message]:
-    """Return the agent's conversation before a turn, from its start."""
+    """Return the agent's conversation from its start up to a turn."""
     for past in reversed(episode.turns[: turn.completed_before]):
         known = past.prompt_ids + past.completion_ids
         if past.agent == turn.agent and known and turn.prompt_ids[: len(known)] == known:
@@ -231,9 +232,10 @@ def _conversation(episode: Episode, turn: Turn) -> list[Message]:
 
 
 def _ends(reader: Reader, ids: Ids, *, early: bool = False) -> list[int]:
-    """Return, for each token, the number of characters of the text up to its end.
+    """Return, for each token, the number of characters in the text up to the end of the token.
 
-    A token that ends inside a character (one of its bytes) counts as ending after it; with `early`, before it.
+    A token that ends between the bytes of a character is treated as if it ended after the character, or before the character
+    with `early`.
     """
     lengths: list[int] = []
     begun, open_characters = 0, 0
@@ -250,4 +252,4 @@ def _ends(reader: Reader, ids: Ids, *, early: bool = False) -> list[int]:
 
 
 LONGEST_CHARACTER = 4
-"""Maximum bytes of a character in UTF-8, and so the maximum number of its tokens."""
+"""The maximum number of bytes of a character in UTF-8, and therefore the maximum number of tokens of a character."""

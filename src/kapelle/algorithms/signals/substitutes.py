@@ -1,4 +1,4 @@
-"""The frozen base model as a replacement for agents when an episode is continued with a change (`Change("swap")`)."""
+"""Replace agents with the frozen base model when an episode is continued with a change (`Change("swap")`)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from kapelle.team import Policy, Team
 
 
 def substitute_name(base: str) -> str:
-    """Return the name of the policy with a base model's initial weights."""
+    """Return the name of the policy that has the initial weights of a base model."""
     return f"substitute_name:{base}"
 
 
 @dataclass(frozen=True, slots=True)
 class Substitute(Beside):
-    """Signal that adds the trained agents' base, without an adapter, to a team's policies; it acts for no agent by itself."""
+    """A signal that adds the base model of the trained agents, without an adapter, to the policies of a team.
+
+    No agent uses this policy by default.
+    """
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[Any, Any]]:
-        """Return no results: continuations use the policy during the rollout."""
+        """Return no results, because the policy is used during the rollout of continuations."""
         return {}
 
     def beside(self, team: Team) -> Team:
-        """Return the team with that policy; ConfigError if several bases have trained agents, or a base itself is trained."""
+        """Return the team with the policy added.
+
+        Raises ConfigError if trained agents have different base models, or if a base model itself is trained.
+        """
         bases = list(dict.fromkeys(team.policies[name].base for name in team.trained))
         if len(bases) != 1:
             raise ConfigError(

@@ -1,7 +1,7 @@
-"""Log-probs of the policies' own turns by frozen teachers.
+"""Compute log-probs of the policies' own turns under frozen teachers.
 
-A teacher is a model's path, or the PEFT folder of an adapter on the same base as the policy that learns from it. It reads the
-exact tokens that were sampled, so its tokeniser must equal the policy's.
+A teacher is the path of a model, or the PEFT folder of an adapter with the same base model as the policy that learns from it.
+The teacher reads the exact tokens that were sampled, so teacher and policy must have the same tokeniser.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from kapelle.runtime.on_demand import Tensor
 from kapelle.team import Policy, Team
 
 TEACHER = "teacher"
-"""Name of the signal: `signals[TEACHER]`."""
+"""The name of the signal, which is used as `signals[TEACHER]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherLogProbs(Beside, ReadsTokens):
-    """Signal that gives `signals[TEACHER]`: `teacher_logp_T` of every trained turn, at its sampling temperature."""
+    """A signal that computes `signals[TEACHER]`: the log-probs of every trained turn under its teacher.
+
+    The log-probs have shape (T,) and are computed at the sampling temperature of the turn.
+    """
 
     teachers: str | Mapping[str, str]
-    """Path or folder of one teacher for all policies, or a mapping from policies to teachers."""
+    """The path or folder of one teacher for all policies, or a mapping from policies to teachers."""
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, Tensor]]:
-        """Return the log-probs; ContextError if a turn is too long for its teacher."""
+        """Return the log-probs of all trained turns under their teachers. Raises ContextError if a turn is too long for its teacher."""
         samples = samples_for(step, self.readers(step.team))
         for sample in samples.values():
             context = engine.renderer(sample.learner).context
@@ -41,11 +44,14 @@ class TeacherLogProbs(Beside, ReadsTokens):
         return {TEACHER: dict(zip(samples, engine.score(list(samples.values())), strict=True))}
 
     def readers(self, team: Team) -> Mapping[str, str]:
-        """Return a mapping from policies to their teachers."""
+        """Return a mapping from policies to the names of their teachers."""
         return {policy: f"{TEACHER}:{policy}" for policy in team.trained}
 
     def beside(self, team: Team) -> Team:
-        """Return the team with its teachers; ConfigError if a policy has none, ModelError for a broken folder."""
+        """Return the team with the teachers added.
+
+        Raises ConfigError if a policy has no teacher, and ModelError for an invalid folder.
+        """
         named = (
             dict.fromkeys(team.trained, self.teachers) if isinstance(self.teachers, str) else self.teachers
         )
@@ -66,7 +72,7 @@ class TeacherLogProbs(Beside, ReadsTokens):
 
 
 def _with_teacher(team: Team, policy: str, path: str) -> Team:
-    """Return the team with the teacher of one policy beside it."""
+    """Return the team with the teacher of one policy added."""
     name, student = f"{TEACHER}:{policy}", team.policies[policy]
     if not (Path(path) / "adapter_config.json").is_file():
         return team.with_beside(Policy(name, f"{TEACHER}:{path}", trained=False), path)

@@ -1,4 +1,4 @@
-"""Scores of trained verifiers: the probability that an answer is correct, by one verifier or by several combined."""
+"""Compute scores with trained verifiers: the probability that an answer is correct, according to one verifier or several verifiers."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ from kapelle.team import VERIFIER
 from kapelle.types import Group
 
 Together = Literal["mean", "least"]
-"""Combined score of several verifiers: the mean of their probabilities, or the lowest."""
+"""How the scores of several verifiers are combined: the mean of their probabilities (`mean`), or the lowest probability
+(`least`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierScores(ReadsText):
-    """Signal that gives `Signals.score`."""
+    """A signal that computes `Signals.score` with one or several verifiers."""
 
     folder: str
-    """Folder of the trained verifier, or of the first of several."""
+    """The folder of the trained verifier, or of the first verifier if there are several."""
     least_auc: float | None = None
-    """Minimum AUC of each verifier on held-out questions; None accepts any."""
+    """The minimum AUC of each verifier on held-out questions. With None, any verifier is accepted."""
     refresh: RefreshConfig | None = None
-    """Settings of the verifier's continued training; None keeps it frozen."""
+    """The settings for training the verifier further. With None, the verifier is frozen."""
     others: tuple[str, ...] = ()
-    """Folders of further verifiers; they cannot be combined with `refresh`."""
+    """The folders of additional verifiers. Additional verifiers cannot be combined with `refresh`."""
     together: Together = "mean"
 
     @property
     def folders(self) -> Mapping[str, str]:
-        """Mapping from the name of each verifier's critic to the verifier's folder."""
+        """A mapping from the name of each verifier's critic to the folder of the verifier."""
         others = {f"{VERIFIER}:{k}": folder for k, folder in enumerate(self.others, 2)}
         return {VERIFIER: self.folder, **others}
 
     @property
     def calibration(self) -> Calibration:
-        """Mapping from the verifier's scores to probabilities, read from its folder; ModelError if that fails."""
+        """The calibration of the first verifier, read from its folder. Raises ModelError if the calibration cannot be read."""
         return calibration_of(self.folder)
 
     def gather(self, step: Sampled, engine: Learners) -> Mapping[str, Mapping[TurnKey, float]]:
-        """Return the probability for every turn of every agent."""
+        """Return the probability that a turn is correct, for every turn of every agent."""
         return {"score": self.judge(step.groups, engine)}
 
     def judge(self, groups: Sequence[Group], engine: Learners) -> Mapping[TurnKey, float]:
-        """Return the combined probability of all verifiers for every turn of every agent."""
+        """Return, for every turn of every agent, the combined probability of all verifiers that the turn is correct."""
         by_verifier = [
             scores(groups, engine, calibration_of(folder), critic) for critic, folder in self.folders.items()
         ]
@@ -62,9 +63,10 @@ class VerifierScores(ReadsText):
 
 @cache
 def calibration_of(folder: str) -> Calibration:
-    """Return the mapping from a verifier's scores to probabilities: the fit on held-out answers, else σ.
+    """Return the mapping from scores of a verifier to probabilities: the calibration fitted on held-out answers, or σ if there is none.
 
-    A folder is read once per process, because it can be deleted later. Raises ModelError if it cannot be read.
+    A folder is read once per process, because the folder can be deleted later. Raises ModelError if the folder cannot be
+    read.
     """
     try:
         held_out = json.loads((Path(folder) / "verifier.json").read_text("utf-8")).get("held_out") or {}
@@ -82,12 +84,15 @@ def scores(
     calibration: Calibration = UNCALIBRATED,
     critic: str = VERIFIER,
 ) -> dict[TurnKey, float]:
-    """Return the probability for every turn of every agent by one verifier, named by its critic."""
+    """Return, for every turn of every agent, the probability of one verifier that the turn is correct.
+
+    The verifier is named by its critic.
+    """
     return {key: calibration.probability(score) for key, score in logits(groups, engine, critic).items()}
 
 
 def logits(groups: Sequence[Group], engine: Learners, critic: str = VERIFIER) -> dict[TurnKey, float]:
-    """Return the uncalibrated score of every turn of every agent by one verifier, named by its critic."""
+    """Return the uncalibrated score of one verifier for every turn of every agent. The verifier is named by its critic."""
     samples = verifier_samples(groups, engine.renderer(critic), critic)
     scored = engine.score(list(samples.values()))
     return {key: float(score) for key, score in zip(samples, scored, strict=True)}
@@ -96,7 +101,7 @@ def logits(groups: Sequence[Group], engine: Learners, critic: str = VERIFIER) ->
 def verifier_samples(
     groups: Sequence[Group], reader: Reader, critic: str = VERIFIER
 ) -> dict[TurnKey, Sample]:
-    """Return the verifier's sample of every turn of every agent."""
+    """Return the sample that the verifier reads for every turn of every agent."""
     return {
         key: conversation_sample(critic, reader, groups[key.group].task.prompt_messages, turn.text, {})
         for key, turn in turns_of(groups, trained_only=False)

@@ -1,4 +1,4 @@
-"""Learned decompositions of a team's return: the `Algorithm` that VDN and QMIX share."""
+"""Learned decompositions of a team's return: the common part of VDN and QMIX."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.Module]) -> Algorithm:
-    """Return the algorithm; `mixer` builds the mixer from D and A."""
+    """Return the algorithm.
+
+    The function `mixer` builds the mixing network from the width of embeddings (D) and the number of agents (A).
+    """
 
     def memory(team: Team, seed: int) -> CreditMemory:
         from kapelle.algorithms.value_decomposition.credit_mixer import MixedCredit
@@ -35,7 +38,7 @@ def mixer_row(settings: CreditMixer, name: str, mixer: Callable[[int, int], nn.M
 
 
 def check_libraries(team: Team, settings: CreditMixer) -> None:
-    """Raise ConfigError if the embedder's library is not installed, or a device is missing."""
+    """Raise ConfigError if the library of the embedding model is not installed or a device does not exist."""
     if settings.embedder.startswith(SENTENCES) and find_spec("sentence_transformers") is None:
         raise AbsentPackage(
             f"`algorithm.embedder: {settings.embedder}` needs the package sentence-transformers. Run "

@@ -1,29 +1,33 @@
-"""Credit from a learned decomposition of the team's return: what VDN and QMIX share.
+"""Compute credit from a learned decomposition of the team's return, as VDN and QMIX do.
 
-Policies act; the mixer only evaluates. A utility Q_i evaluates what each agent read and wrote. A mixer combines the utilities into
-Q_tot, which is fitted to the team's return over a replay buffer of episodes. The credit of a step comes from the networks
-*before* they are fitted to that step, because a fit that has seen an episode can explain its return by any text in it.
+Actions are selected by the policies; the mixer only evaluates them. A utility Q_i evaluates what agent i read and wrote. A
+mixer combines the utilities into Q_tot, which is fitted to the team's return over a replay buffer of episodes. The credit of
+a step is computed by the networks *before* they are fitted to the step, because a network that was fitted to an episode can
+explain the episode's return by any text in the episode.
 
-With R the team's return from the round on, and every mean over the other episodes of the task:
+Let R be the team's return from the round on. Means are taken over the other episodes of the task. The setting `credit`
+selects the form of the credit:
 
-- `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), with B_i = mean_k Q_tot(Q_i ← Q_i^k) over the utilities of the agent's turns in
-  the other episodes. B_i is the part of the round's value that is independent of the agent's completion. w is clip(R², 0,
-  1). R² is the share of the within-task variance of returns that Q_tot explained in earlier steps, on episodes before they
-  were fitted. With w = 0 this is the team's return minus its mean (Dr.GRPO). With w = 1 and Q = R it is Q_tot − mean_k
-  Q_tot(Q_i ← Q_i^k), the exact advantage over the agent's samples.
-- `modelled`: Q_tot − Q_tot(Q_i ← mean Q_i), minus its mean, with weight 1. It is free of the return's noise, but contains
-  all errors of Q.
-- `utility`: Q_i itself, minus its mean (MAVERL).
+- `difference`: A_i = (R − mean R) − w·(B_i − mean B_i), with B_i = mean_k Q_tot(Q_i ← Q_i^k) over the utilities of the
+  agent's turns in the other episodes. B_i is the part of the round's value that is independent of the agent's completion. The
+  weight w is R² clipped to [0, 1], where R² is the share of the within-task variance of returns that Q_tot explained in
+  earlier steps, measured on episodes before Q_tot was fitted to them. With w = 0, A_i is the team's return minus its mean
+  (Dr.GRPO). With w = 1 and Q = R, A_i is Q_tot − mean_k Q_tot(Q_i ← Q_i^k), which is the exact advantage over the agent's
+  samples.
+- `modelled`: the advantage A_i is Q_tot − Q_tot(Q_i ← mean Q_i), minus its mean. This credit does not contain the noise of
+  the return, but contains all errors of Q.
+- `utility`: the advantage A_i is Q_i minus its mean (MAVERL).
 
-The expected gradient of `difference` is that of Dr.GRPO, (n − 1)/n·∇J for n episodes of a task, because w, B_i and the means are
-independent of the agent's own turn. Agents that acted later in the round have read that turn, so B_i excludes them. The expected
-gradient of the other two forms is only as accurate as Q.
+The expected gradient of `difference` is that of Dr.GRPO, (n − 1)/n·∇J for n episodes of a task, because w, B_i and the means
+are independent of the agent's own turn. Agents that acted later in the round have read this turn, so B_i excludes them. The
+expected gradient of the other two forms is only as accurate as Q.
 
-A turn's own penalties and influence rewards are added for its agent alone. Advantages are not divided by their standard deviation,
-which would scale the noise of an agent without influence up to 1. A lone member of a set is compared with earlier returns.
+The penalties and influence rewards of a turn are added for its agent only. Advantages are not divided by their standard
+deviation, because this would increase the noise of an agent without influence to a standard deviation of 1. If a comparison
+set has only one member, the member is compared with earlier returns.
 
-During `credit_warmup_steps`, and before the first fit (`fit.min_fill` episodes), the advantage uses the team's return from the round
-on.
+During `credit_warmup_steps` and before the first fit (`fit.min_fill` episodes), the advantage is computed from the team's
+return from the round on.
 
 Shapes: A agents, B rounds, D width of an embedding, N rounds of one set.
 """
@@ -64,29 +68,30 @@ from kapelle.types import Group
 
 
 class _StepRounds(NamedTuple):
-    """One step's rounds, and the turn of each entry."""
+    """The rounds of one step, and the turns to which their entries belong."""
 
     batch: Fitted
     keys: Sequence[Mapping[str, TurnKey]]
-    """By round, a mapping from agents to their turns."""
+    """For each round, a mapping from agents to the keys of their turns."""
     set_B: Tensor
-    """Comparison set of each round: the k-th rounds of one task."""
+    """The number of the comparison set of each round. A set contains the k-th rounds of all episodes of one task."""
     sets: int
     number_B: Sequence[int]
-    """Number of each round in its episode."""
+    """The number of each round in its episode."""
     after_BAA: Tensor
-    """1.0 at [b, i, j] if j's turn was sampled after i's had ended, so that j's turn can depend on i's."""
+    """A mask with 1.0 at [b, i, j] if agent j's turn in round b was sampled after agent i's turn had ended, so that j's turn
+    can depend on i's turn."""
     return_B: Tensor
-    """The team's return from the round on, float64."""
+    """The team's return from each round on, as float64."""
 
 
 class MixedCredit:
-    """Credit from utilities and a mixer, with their replay buffer; a `CreditMemory`."""
+    """A `CreditMemory` that computes credit with utilities and a mixer and fits them on a replay buffer."""
 
     def __init__(
         self, settings: CreditMixer, mixer: Callable[[int, int], nn.Module], team: Team, seed: int
     ) -> None:
-        """Take the team; the networks are built when the width of embeddings is known."""
+        """Create the memory without networks. The networks are built when the width of the embeddings is known."""
         self._settings, self._mixer, self._seed = settings, mixer, seed
         self._agents = tuple(name for name in team.names if team.policy(name).trained)
         self._replay = Replay(settings.fit.capacity)
@@ -96,7 +101,10 @@ class MixedCredit:
         self._metrics: dict[str, float] = {}
 
     def __call__(self, groups: Sequence[Group], signals: Signals) -> Mapping[TurnKey, Credit]:
-        """Return each turn's advantage by networks that have not seen the step, then store and fit the step."""
+        """Return the advantage of each turn, computed by networks that have not seen the step.
+
+        Then add the step to the replay buffer and fit the networks.
+        """
         s = self._settings
         joint_episodes = read_groups(groups, signals, self._agents, s.team_reward)
         self._metrics = {}
@@ -174,7 +182,7 @@ class MixedCredit:
         self._metrics["replay_fill"] = len(self._replay.episodes) / self._replay.capacity
 
     def new_fit(self, width: int) -> MixerFit:
-        """Return a newly initialised mixer for states of this width."""
+        """Return newly initialised networks for states of the given width."""
         agents = len(self._agents)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
@@ -192,7 +200,7 @@ class MixedCredit:
         groups: Sequence[Group],
         signals: Signals,
     ) -> dict[TurnKey, float]:
-        """Return every turn's value plus its own penalties and influence, minus the mean of its set."""
+        """Return the advantage of every turn: its value, penalties and influence rewards minus the mean of its set and the baseline."""
         penalty = {key: self._settings.forms.of(turn) for key, turn in turns_of(groups)}
         own = self._settings.umad.with_influence(penalty, groups, signals)
         members: list[Member] = []
@@ -209,11 +217,11 @@ class MixedCredit:
         return {key: value - baseline[key] for key, value in compared.items()}
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the last call."""
+        """Return the metrics of the last computed credit."""
         return dict(self._metrics)
 
     def state(self) -> dict[str, object]:
-        """Return the replay buffer, the fit, its measured quality, and earlier returns."""
+        """Return the replay buffer, the fitted networks, their measured quality, and the moments of earlier returns."""
         return {
             "replay": self._replay.state(),
             "fit": {} if self.fit is None else self.fit.state(),
@@ -222,7 +230,7 @@ class MixedCredit:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that a call of `state` returned."""
         self._replay.load_state(state["replay"])
         self.foresight.load_state(state["foresight"])
         self._earlier.load_state(state["earlier"])
@@ -233,7 +241,7 @@ class MixedCredit:
 
 
 def _difference(net: TeamValue, step: _StepRounds, rounds: Rounds, utility_BA: Tensor) -> Tensor:
-    """Return B_i − mean B_i of every round and agent → [B, A]."""
+    """Return B_i − mean B_i of every round and agent as a tensor [B, A]."""
     baseline_BA = torch.zeros_like(utility_BA)
     for s in range(step.sets):
         at_N = (step.set_B == s).nonzero().squeeze(1).to(baseline_BA.device)
@@ -249,7 +257,7 @@ def _difference(net: TeamValue, step: _StepRounds, rounds: Rounds, utility_BA: T
 
 
 def _modelled(net: TeamValue, step: _StepRounds, rounds: Rounds, utility_BA: Tensor) -> Tensor:
-    """Return Q_tot − Q_tot(Q_i ← mean Q_i) of every round and agent → [B, A]."""
+    """Return Q_tot minus Q_tot with Q_i replaced by its mean, for every round and agent, as a tensor [B, A]."""
     baseline_BA = group_mean_utility(utility_BA, rounds.acted_BA, step.set_B.to(utility_BA.device), step.sets)
     return difference_credit(
         lambda replaced_BA: net.mix(replaced_BA, rounds), utility_BA, rounds.acted_BA, baseline_BA

@@ -1,13 +1,16 @@
-"""The fit of value decomposition: episodes as joint rounds, networks that mix utilities into Q_tot, and the targets of Q_tot.
+"""Fit the networks of value decomposition: convert episodes to joint rounds, mix utilities into Q_tot, and fit Q_tot to its targets.
 
-Round k of an episode is the k-th trained turn of every agent that has one: the joint action of value decomposition. Q_i evaluates
-what agent i read and wrote in it, and a mixer combines all Q_i into Q_tot. Q_tot is fitted over a replay buffer of episodes:
+Round k of an episode consists of the k-th trained turns of all agents that have one. These turns are the joint action of
+value decomposition. Q_i evaluates what agent i read and wrote in the round, and a mixer combines all Q_i into Q_tot. Q_tot is
+fitted over a replay buffer of episodes to one of two targets:
 
-- `monte_carlo`: to the discounted rewards that followed the round. A truncated episode counts with its rewards so far.
-- `td`: to r + γ·Q̄_tot of the next round's own actions (SARSA, without a maximum), mixed over more steps by λ. The last round of a
-  truncated episode has no next actions: it is excluded from the fit, and the round before it uses Q̄ there.
+- `monte_carlo`: the sum of discounted rewards from the round on. A truncated episode counts with its rewards so far.
+- `td`: r + γ·Q̄_tot, where Q̄_tot evaluates the actions that were taken in the next round (SARSA, without a maximum). λ mixes
+  targets over several rounds. The last round of a truncated episode has no next actions, so it is excluded from the fit, and
+  the target of the round before it uses Q̄_tot at the last round.
 
-Q̄ is the target network. It starts as a copy of utilities and mixer, and follows them softly or periodically.
+Q̄ is the target network. The target network is initialised as a copy of the utilities and the mixer, and is updated softly or
+periodically.
 
 Shapes: A agents, D width of an embedding, H mixing units, K rounds of one episode, N episodes, B rounds of all episodes in
 sequence.
@@ -46,34 +49,35 @@ from kapelle.types import Episode, Group, Turn
 
 
 class Rounds(NamedTuple):
-    """Joint actions and the states in which they were taken."""
+    """Rounds of episodes: joint actions and the states in which they were taken."""
 
     saw_BAD: Tensor
     said_BAD: Tensor
     acted_BA: Tensor
-    """1.0 if the agent has a turn in the round; entries of other agents are 0."""
+    """A mask with 1.0 if the agent has a turn in the round and 0 otherwise."""
     state_BD: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class JointEpisode:
-    """One episode as input of a mixer."""
+    """One episode in the form that a mixer reads."""
 
     rounds: Rounds
-    """The K rounds in order."""
+    """The K rounds of the episode, in order."""
     reward_K: Tensor
-    """The team's reward per round, counted once; the terminal reward is on the last."""
+    """The team's reward in each round, counted once. The terminal reward is placed on the last round."""
     cut: bool
-    """True if the episode was truncated, so that its future is unknown."""
+    """Whether the episode was truncated, so that its future is unknown."""
 
 
 class Fitted(NamedTuple):
-    """Several episodes with their rounds in sequence."""
+    """A batch of several episodes, with their rounds in sequence."""
 
     rounds: Rounds
     reward_NK: Tensor
     mask_NK: Tensor
-    """1.0 at an episode's rounds; `pack` with it maps `_NK` to the rows of `rounds`."""
+    """A mask with 1.0 at the rounds of each episode. `pack` with this mask maps tensors of shape (N, K) to the rows of
+    `rounds`."""
     cut_N: Tensor
 
 
@@ -83,7 +87,7 @@ def earned_by_round(
     how: TeamReward,
     penalties: PenaltyConfig = FREE,
 ) -> Tensor:
-    """Return the team's reward in each round, float64 [K]; the terminal reward is on the last one."""
+    """Return the team's reward in each round as a float64 tensor [K]. The terminal reward is placed on the last round."""
     reward = round_rewards(episode, how, penalties)
     totals = [sum(reward[turn.index] for turn in movers.values()) for movers in rounds]
     return torch.tensor(totals, dtype=torch.float64)
@@ -92,7 +96,7 @@ def earned_by_round(
 def read_episode(
     place: tuple[int, int], episode: Episode, signals: Signals, agents: Sequence[str], how: TeamReward
 ) -> JointEpisode | None:
-    """Return an episode's joint rounds with the embeddings of its turns; None if it has no trained turn."""
+    """Return the joint rounds of an episode with the embeddings of its turns, or None if the episode has no trained turn."""
     rounds = episode.rounds(agents, trained=True)
     if not rounds:
         return None
@@ -117,7 +121,7 @@ def read_episode(
 def read_groups(
     groups: Sequence[Group], signals: Signals, agents: Sequence[str], how: TeamReward
 ) -> dict[tuple[int, int], JointEpisode]:
-    """Return every valid episode's joint rounds by (group, episode)."""
+    """Return the joint rounds of every valid episode, as a mapping from (group number, episode number) to `JointEpisode`."""
     found = {
         (g, e): read_episode((g, e), episode, signals, agents, how)
         for g, e, episode in valid_episodes(groups)
@@ -126,7 +130,7 @@ def read_groups(
 
 
 def joined(episodes: Sequence[JointEpisode]) -> Fitted:
-    """Return several episodes as one batch."""
+    """Return one batch of several episodes."""
     pad = torch.nn.utils.rnn.pad_sequence
     reward_NK = pad([episode.reward_K for episode in episodes], batch_first=True)
     mask_NK = pad([torch.ones_like(episode.reward_K) for episode in episodes], batch_first=True)
@@ -136,25 +140,25 @@ def joined(episodes: Sequence[JointEpisode]) -> Fitted:
 
 
 class Replay:
-    """The last `capacity` episodes, oldest first."""
+    """A replay buffer with the last `capacity` episodes, oldest first."""
 
     def __init__(self, capacity: int) -> None:
-        """Start empty, with room for `capacity` episodes."""
+        """Create an empty buffer for `capacity` episodes."""
         self.capacity = capacity
         self.episodes: list[JointEpisode] = []
 
     def add(self, episodes: Sequence[JointEpisode]) -> None:
-        """Add episodes, and drop the oldest beyond the capacity."""
+        """Add episodes to the buffer, and drop the oldest episodes if the capacity is exceeded."""
         self.episodes = [*self.episodes, *episodes][-self.capacity :]
 
     def draw(self, count: int, seed: int) -> Fitted:
-        """Return `count` episodes drawn uniformly without repetition, or all if there are fewer."""
+        """Return `count` episodes that are drawn uniformly without replacement, or all episodes if there are fewer."""
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self.episodes), generator=generator)[:count]
         return joined([self.episodes[k] for k in order.tolist()])
 
     def state(self) -> dict[str, object]:
-        """Return all episodes as a mapping of a few tensors and lists."""
+        """Return all episodes as a mapping with a few tensors and lists."""
         if not self.episodes:
             return {}
         batch = joined(self.episodes)
@@ -166,7 +170,7 @@ class Replay:
         }
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that a call of `state` returned."""
         self.episodes = []
         if not state:
             return
@@ -191,33 +195,37 @@ class Replay:
 # standardised by the mean and standard deviation of the first data of the fit, which then stay fixed.
 
 SMALLEST_SPREAD = 0.1
-"""Lower bound of a coordinate's standard deviation in the standardisation, as a share of the mean over coordinates."""
+"""The minimum standard deviation of a coordinate in the standardisation, as a share of the mean standard deviation over
+coordinates."""
 
 
 class TeamEstimate(NamedTuple):
-    """The value of a round, and each agent's utility."""
+    """The estimated value of each round, and the utility of each agent."""
 
     utility_BA: Tensor
     total_B: Tensor
 
 
 class SumMixer(nn.Module):
-    """VDN's mixer: Q_tot = Σ Q_i (1706.05296 eq. 2)."""
+    """The mixer of VDN, which computes Q_tot = Σ Q_i (arXiv:1706.05296, eq. 2)."""
 
     def forward(self, utility_BA: Tensor, acted_BA: Tensor, state_BD: Tensor) -> Tensor:
-        """Return Q_tot [B], independent of the state."""
+        """Return Q_tot as a tensor [B]. Q_tot is independent of the state."""
         return vdn_mix(utility_BA, acted_BA)
 
 
 class MonotonicMixer(nn.Module):
-    """QMIX's mixer: a network whose weights hypernetworks compute from the state (1803.11485 §4.1).
+    """The mixer of QMIX: a network whose weights are computed from the state by hypernetworks (arXiv:1803.11485, section 4.1).
 
-    The hypernetworks start constant in the state (only the bias of their last layer is random). The effect of the state is
-    then learned, and is not random for unseen states.
+    Initially, the outputs of the hypernetworks are independent of the state, because only the bias of their last layer is
+    random. The effect of the state is learned from this start, so it is not random for unseen states.
     """
 
     def __init__(self, width: int, agents: int, units: int, hidden: int) -> None:
-        """Take D, A, H and the width of the hypernetworks' hidden layer."""
+        """Create the mixer for embeddings of width D, A agents and H mixing units.
+
+        `hidden` is the width of the hidden layers in the hypernetworks.
+        """
         super().__init__()
         self.agents, self.units = agents, units
         self.w1 = layers(width, (hidden,), agents * units)
@@ -229,52 +237,55 @@ class MonotonicMixer(nn.Module):
             nn.init.constant_(last.weight, 0.0)
 
     def forward(self, utility_BA: Tensor, acted_BA: Tensor, state_BD: Tensor) -> Tensor:
-        """Return Q_tot [B]."""
+        """Return Q_tot as a tensor [B]."""
         w1_BAH = self.w1(state_BD).unflatten(-1, (self.agents, self.units))
         value_B = self.value(state_BD).squeeze(-1)
         return qmix_mix(utility_BA, acted_BA, w1_BAH, self.b1(state_BD), self.w2(state_BD), value_B)
 
 
 class OwnUtilities(nn.Module):
-    """One MLP per agent."""
+    """Utilities with a separate MLP for each agent."""
 
     def __init__(self, width: int, agents: int, hidden: Sequence[int]) -> None:
-        """Take D, A and the widths of hidden layers."""
+        """Create the MLPs for embeddings of width D and A agents. `hidden` contains the widths of the hidden layers."""
         super().__init__()
         self.agents = nn.ModuleList(from_zero(layers(2 * width, hidden, 1)) for _ in range(agents))
 
     def forward(self, saw_BAD: Tensor, said_BAD: Tensor) -> Tensor:
-        """Return Q_i [B, A]."""
+        """Return the utilities Q_i as a tensor [B, A]."""
         joint_BAX = torch.cat([saw_BAD, said_BAD], dim=-1)
         utilities = [net(joint_BAX[:, i]).squeeze(-1) for i, net in enumerate(self.agents)]
         return torch.stack(utilities, dim=1)
 
 
 class SharedUtility(nn.Module):
-    """One MLP for all agents, with a learned vector per agent as input."""
+    """Utilities with one MLP for all agents, which receives a learned vector per agent as input."""
 
     def __init__(self, width: int, agents: int, hidden: Sequence[int], identity: int) -> None:
-        """Take D, A, the widths of hidden layers and of an agent's vector."""
+        """Create the MLP for embeddings of width D and A agents.
+
+        `hidden` contains the widths of hidden layers, and `identity` is the width of an agent's vector.
+        """
         super().__init__()
         self.identity = nn.Parameter(torch.randn(agents, identity))
         self.net = from_zero(layers(2 * width + identity, hidden, 1))
 
     def forward(self, saw_BAD: Tensor, said_BAD: Tensor) -> Tensor:
-        """Return Q_i [B, A]."""
+        """Return the utilities Q_i as a tensor [B, A]."""
         who_BAX = self.identity.expand(saw_BAD.shape[0], -1, -1)
         utility_BA1: Tensor = self.net(torch.cat([saw_BAD, said_BAD, who_BAX], dim=-1))
         return utility_BA1.squeeze(-1)
 
 
 def utilities_of(settings: UtilityConfig, width: int, agents: int) -> nn.Module:
-    """Return the networks of Q_i for embeddings of width D."""
+    """Return the utility networks for embeddings of width `width`."""
     if settings.sharing == "own":
         return OwnUtilities(width, agents, settings.hidden)
     return SharedUtility(width, agents, settings.hidden, settings.identity)
 
 
 class TeamValue(nn.Module):
-    """Utilities and mixer together; a target network is a copy of this."""
+    """The utilities and the mixer as one network. The target network is a copy of its weights."""
 
     saw_mean_D: Tensor
     saw_spread_D: Tensor
@@ -282,7 +293,7 @@ class TeamValue(nn.Module):
     said_spread_D: Tensor
 
     def __init__(self, width: int, utilities: nn.Module, mixer: nn.Module) -> None:
-        """Take D and the two parts."""
+        """Create the network from the width of embeddings (D), the utilities and the mixer."""
         super().__init__()
         self.utilities, self.mixer = utilities, mixer
         for what in ("saw", "said"):
@@ -291,7 +302,7 @@ class TeamValue(nn.Module):
 
     @torch.no_grad()
     def standardise_by(self, rounds: Rounds) -> None:
-        """Set the mean and standard deviation of embeddings from these rounds."""
+        """Set the mean and standard deviation that standardise embeddings to those of the given rounds."""
         acted_BA = rounds.acted_BA.bool()
         for x_BAD, mean_D, spread_D in (
             (rounds.saw_BAD, self.saw_mean_D, self.saw_spread_D),
@@ -304,21 +315,21 @@ class TeamValue(nn.Module):
             spread_D.copy_(torch.where(own_D.mean() > 0, own_D.clamp(min=least), torch.ones_like(own_D)))
 
     def forward(self, rounds: Rounds) -> TeamEstimate:
-        """Return Q_i [B, A] and Q_tot [B]."""
+        """Return the utilities Q_i [B, A] and Q_tot [B]."""
         saw_BAD = (rounds.saw_BAD - self.saw_mean_D) / self.saw_spread_D
         said_BAD = (rounds.said_BAD - self.said_mean_D) / self.said_spread_D
         utility_BA: Tensor = self.utilities(saw_BAD, said_BAD)
         return TeamEstimate(utility_BA, self.mix(utility_BA, rounds))
 
     def mix(self, utility_BA: Tensor, rounds: Rounds) -> Tensor:
-        """Return Q_tot [B] of given utilities in these rounds' states."""
+        """Return Q_tot [B] for the given utilities in the states of the given rounds."""
         state_BD = (rounds.state_BD - self.saw_mean_D) / self.saw_spread_D
         total_B: Tensor = self.mixer(utility_BA, rounds.acted_BA, state_BD)
         return total_B
 
 
 def layers(width: int, hidden: Sequence[int], out: int) -> nn.Sequential:
-    """Return an MLP with ReLU between its layers."""
+    """Return an MLP with ReLU activations between its layers."""
     sizes = [width, *hidden, out]
     modules: list[nn.Module] = []
     for fan_in, fan_out in itertools.pairwise(sizes):
@@ -327,7 +338,7 @@ def layers(width: int, hidden: Sequence[int], out: int) -> nn.Sequential:
 
 
 def from_zero(net: nn.Sequential) -> nn.Sequential:
-    """Return the net with its last layer at 0."""
+    """Set the weights and biases of the last layer to 0, and return the network."""
     last = net[-1]
     assert isinstance(last, nn.Linear)
     nn.init.zeros_(last.weight)
@@ -338,30 +349,31 @@ def from_zero(net: nn.Sequential) -> nn.Sequential:
 # -------- The fit, and how well it predicts
 
 GRADIENT_NORM = 10.0
-"""Norm to which gradients of the fit are clipped, as in QMIX's code."""
+"""The norm to which gradients of the fit are clipped, as in the code of QMIX."""
 
 FADING = 0.8
-"""Decay of the sums behind R² per step: about the last five steps count."""
+"""The decay per step of the sums from which R² is computed. About the last five steps count."""
 
 
 class Foresight:
-    """The share of the variance of returns that Q_tot explains in episodes on which it was not fitted.
+    """Measure the share of the variance of returns that Q_tot explains in episodes to which it was not yet fitted.
 
-    R² = 1 − Σ (R − Q_tot)² / Σ R², with both relative to their means over the episodes of a task, because only differences
-    within a task give credit. Each step is measured before it is fitted. The sums decay by `FADING` per step.
+    R² = 1 − Σ (R − Q_tot)² / Σ R², where R and Q_tot are relative to their means over the episodes of a task, because only
+    differences within a task give credit. Each step is measured before the networks are fitted to it. The sums decay by the
+    factor `FADING` per step.
     """
 
     def __init__(self) -> None:
-        """Start with empty sums."""
+        """Start with both sums at 0."""
         self._error = self._spread = 0.0
 
     @property
     def weight(self) -> float:
-        """R² over the steps so far, clipped to [0, 1]; 0 before the first one."""
+        """R² over the steps so far, clipped to [0, 1]. The weight is 0 before the first step."""
         return max(0.0, 1.0 - self._error / self._spread) if self._spread > 0 else 0.0
 
     def see(self, return_B: Tensor, total_B: Tensor, set_B: Tensor, sets: int) -> float | None:
-        """Add a step's returns and predictions; return its own R², or None if no task's returns vary."""
+        """Add the returns and predictions of a step. Return R² of this step, or None if the returns do not vary within any task."""
         # Relative to the mean of the set; a set of one gives 0.
         centred_B, predicted_B = (
             x_B - segment_mean(x_B, torch.ones_like(x_B), set_B, sets)[set_B] for x_B in (return_B, total_B)
@@ -371,26 +383,26 @@ class Foresight:
         return 1.0 - error / spread if spread > 0 else None
 
     def state(self) -> dict[str, float]:
-        """Return the sums."""
+        """Return the two sums for the checkpoint."""
         return {"error": self._error, "spread": self._spread}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that a call of `state` returned."""
         self._error, self._spread = state["error"], state["spread"]
 
 
 class Target(NamedTuple):
-    """The target of Q_tot, and a mask of the rounds that have one."""
+    """The targets of Q_tot, and a mask of the rounds that have a target."""
 
     value_NK: Tensor
     mask_NK: Tensor
 
 
 class MixerFit:
-    """Utilities and mixer with their target network and optimiser."""
+    """The utilities and the mixer, with their target network and optimiser."""
 
     def __init__(self, settings: FitConfig, gamma: float, net: TeamValue, seed: int) -> None:
-        """Take a new network; `gamma` discounts from one round to the next."""
+        """Create the optimiser and the target network for a new network. `gamma` is the discount from one round to the next."""
         self.net = net.to(settings.device)
         self.target = copied(self.net.state_dict())
         self.updates = 0
@@ -398,9 +410,10 @@ class MixerFit:
         self._optimizer = torch.optim.Adam(self.net.parameters(), settings.lr)
 
     def learn(self, replay: Replay) -> float:
-        """Take one step's updates on the replay buffer; return their mean squared error.
+        """Update the networks on the replay buffer, as often as the settings define for one step.
 
-        If the updates make weights non-finite, this restores the state before them and raises NumericsError.
+        Return the mean squared error of the updates. Raises NumericsError if weights become non-finite, after restoring the
+        state before the updates.
         """
         before = deepcopy(self.state())
         if self.updates == 0:
@@ -417,7 +430,7 @@ class MixerFit:
         return sum(losses) / len(losses)
 
     def placed(self, batch: Fitted) -> Fitted:
-        """Return a batch on the networks' device."""
+        """Return the batch on the device of the networks."""
         where = self._settings.device
         rounds = Rounds(*(column.to(where) for column in batch.rounds))
         return Fitted(rounds, *(column.to(where) for column in batch[1:]))
@@ -440,7 +453,7 @@ class MixerFit:
 
     @torch.no_grad()
     def goal(self, batch: Fitted) -> Target:
-        """Return the target of Q_tot in each round: the discounted rewards from there on, or r + γ·((1 − λ)·Q̄ + λ·G)."""
+        """Return the target of Q_tot in each round: the sum of discounted rewards from the round on, or r + γ·((1 − λ)·Q̄ + λ·G)."""
         if self._settings.target == "monte_carlo":
             return Target(return_to_go(batch.reward_NK, batch.mask_NK, self._gamma), batch.mask_NK)
         estimate: TeamEstimate = torch.func.functional_call(self.net, self.target, (batch.rounds,))
@@ -456,7 +469,7 @@ class MixerFit:
         return Target(value_NK, mask_NK)
 
     def state(self) -> dict[str, object]:
-        """Return networks, target, optimiser, and the number of updates, which seeds the next draw."""
+        """Return the networks, the target network, the optimiser state, and the number of updates, which seeds the next draw."""
         moments = self._optimizer.state_dict()["state"]
         return {
             "network": copied(self.net.state_dict()),
@@ -466,7 +479,7 @@ class MixerFit:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that a call of `state` returned."""
         self.net.load_state_dict(state["network"])
         self.target = {name: x.clone().to(self._settings.device) for name, x in state["target"].items()}
         moments = {int(k): {n: x.clone() for n, x in v.items()} for k, v in state["optimizer"].items()}

@@ -1,4 +1,7 @@
-"""Settings of value decomposition: utilities, their fit and the credit. The networks are in `mixer_fit.py`."""
+"""Settings of value decomposition: the utilities, the fit of the networks, and the credit.
+
+The networks are defined in `mixer_fit.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,69 +15,73 @@ from kapelle.settings.base import FROM_HERE_ON, Settings
 
 
 class Soft(Settings):
-    """Target network that moves towards the fitted network by a share τ after every update of the fit."""
+    """Settings of soft updates: after every update of the fit, the target network moves towards the fitted network by a share τ."""
 
     name: Literal["soft"] = "soft"
     tau: float = Field(default=0.05, gt=0.0, le=1.0)
-    """τ, the share per update."""
+    """τ, the share by which the target network moves towards the fitted network per update."""
 
 
 class Periodic(Settings):
-    """Target network that becomes a copy of the fitted network every `every` updates."""
+    """Settings of periodic updates: every `every` updates of the fit, a copy of the fitted network replaces the target network."""
 
     name: Literal["periodic"]
     every: int = Field(default=100, ge=1)
-    """Updates of the fit between two copies."""
+    """The number of updates of the fit between two copies."""
 
 
 class FitConfig(Settings):
-    """Settings of the fit of utilities and mixer."""
+    """Settings of the fit of the utilities and the mixer."""
 
     lr: float = Field(default=3e-3, gt=0.0)
-    """Learning rate of the networks."""
+    """The learning rate of the utilities and the mixer."""
     target: Literal["monte_carlo", "td"] = "monte_carlo"
-    """Target of the team's value: the return, or λ-returns of a target network."""
+    """The target of the team's value: the Monte Carlo return (`monte_carlo`), or λ-returns computed with a target network
+    (`td`)."""
     lam: float = Field(default=0.0, ge=0.0, le=1.0)
-    """λ of `target: td`, per round; 1 is Monte Carlo."""
+    """λ of the λ-returns, per round. This setting is used only with `target: td`; with 1, the target is the Monte Carlo
+    return."""
     follow: Annotated[Soft | Periodic, Field(discriminator="name")] = Soft()
-    """Rule by which the target network follows the fitted network; used with `target: td`."""
+    """How the target network follows the fitted network. This setting is used only with `target: td`."""
     capacity: int = Field(default=256, ge=1)
-    """Capacity of the replay buffer, in episodes."""
+    """The capacity of the replay buffer, in episodes."""
     min_fill: int = Field(default=64, ge=1)
-    """Episodes in the replay buffer before the first fit."""
+    """The minimum number of episodes in the replay buffer for the first fit."""
     updates: int = Field(default=100, ge=1)
-    """Updates per step."""
+    """The number of updates of the networks per training step."""
     batch: int = Field(default=64, ge=1)
-    """Episodes per update."""
+    """The number of episodes in the batch of each update."""
     device: Annotated[str, FROM_HERE_ON] = "cpu"
-    """Device of the utilities and the mixer."""
+    """The device of the utilities and the mixer."""
 
 
 class UtilityConfig(Settings):
-    """Settings of the network for Q_i."""
+    """Settings of the utility networks Q_i."""
 
     sharing: Literal["own", "shared"] = "own"
-    """One network per agent (`own`), or one for all with a learned vector per agent (`shared`)."""
+    """Whether each agent has its own network (`own`), or all agents share one network that also reads a learned vector per
+    agent (`shared`)."""
     hidden: tuple[int, ...] = (64,)
-    """Widths of the hidden layers."""
+    """The widths of the hidden layers."""
     identity: int = Field(default=8, ge=1)
-    """Width of an agent's learned vector, with `sharing: shared`."""
+    """The width of the learned vector of an agent. This setting is used only with `sharing: shared`."""
 
 
 class CreditMixer(MonteCarlo):
-    """Settings of VDN and QMIX; each adds its name and its mixer."""
+    """Settings that VDN and QMIX have in common. Each of them adds its name and its mixer."""
 
     gamma_turn: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Discount from one round to the next."""
+    """The discount from one round to the next."""
     credit: Literal["difference", "modelled", "utility"] = "difference"
-    """Form of the credit; see `credit_mixer.py`."""
+    """The form of the credit, as described in `credit_mixer.py`."""
     credit_warmup_steps: int = Field(default=5, ge=0)
-    """Steps in which the advantage uses the team's return, while the mixer already learns."""
+    """The number of steps at the start in which the advantage is computed from the team's return, while the mixer is already
+    being fitted."""
     embedder: str = "base"
-    """Model that embeds turns: `base` (that of the first trained agent if bases differ), a model's path or hub name, or
-    `sentence-transformers:NAME`."""
+    """The model that computes embeddings of turns. The value is `base` (the base model of the agents, or of the first trained
+    agent if base models differ), the path or hub name of a model, or `sentence-transformers:NAME`."""
     embedder_device: Annotated[str | None, FROM_HERE_ON] = None
-    """Device of a separate embedder; null is `model.device`."""
+    """The device of a separate embedding model. With null, the device is `model.device`."""
     utility: UtilityConfig = UtilityConfig()
     fit: FitConfig = FitConfig()
 

@@ -1,20 +1,25 @@
-"""Memory by process, device, phase and kind: the bytes of a run at the peak of each phase.
+"""Compute the memory of a run in bytes at the peak of each phase, by process, device and kind of memory.
 
-Answers are assumed to have their maximum length, and passes are as full as the lengths allow. A phase's peak is the moment with the
-largest sum, so that its kinds add up. Bases sample at the same time, and are updated one after another.
+Completions are assumed to have their maximum length, and passes are assumed to be as full as the lengths allow. The peak of a phase
+is the moment with the largest total, so that the kinds of memory add up to this total. Base models sample at the same time, and are
+updated one after another.
 
-These kinds are resident from step to step:
+These kinds of memory are used throughout the run:
 
-weights      4 bytes if they train; frozen ones in the compute type; in nf4 the linear layers of a frozen base take half a byte, a byte of
-             scale for 64 weights and four bytes for 256 scales; adapters, critics' heads and references of adapters are in float32; a
-             reference of whole weights is a second copy; on a GPU, several adapters of a base are stacked twice in the compute type
-judges       weights and adapters of the environment's frozen judges, in the process that rolls out; their answers do not count
-gradients    4 bytes for each number that trains, from an update's first pass to its step
-optimiser    the two moments of AdamW: 8 bytes; 8-bit moments take 2 bytes and two scales of four bytes for 256 numbers
+weights      Trained weights take 4 bytes each, and frozen weights are stored in the compute type. With nf4, each weight of the linear
+             layers of a frozen base model takes half a byte, plus one byte of scale for 64 weights and four bytes for 256 scales.
+             Adapters, heads of critics and references of adapters are stored in float32. A reference of a whole base model is a
+             second copy. On a GPU, several adapters of a base model are also stacked twice in the compute type.
+judges       The weights and adapters of the environment's frozen judges are in the process that rolls out episodes. The memory for
+             sampling their replies is not included.
+gradients    Each trained parameter takes 4 bytes, from the first pass of an update to the optimiser step.
+optimiser    The two moments of AdamW take 8 bytes per parameter. 8-bit moments take 2 bytes, plus two scales of four bytes for 256
+             parameters.
 
-Under `fsdp` each of several processes keeps its part of the bases, of their gradients and of their moments. Between updates it also keeps
-whole copies of the bases that sample. A pass gathers the weights outside the blocks (embeddings, head) and one block, or two on a GPU. The settings
-of `fsdp` (offloading, types, tensor parallelism) are not planned.
+With `fsdp`, each process stores its part of the base models, of their gradients and of their moments. Between updates, each process
+also stores complete copies of the base models that sample. A pass gathers the weights outside the blocks (embeddings, head) and the
+weights of one block (two blocks on a GPU). The settings of `fsdp` (offloading, data types, tensor parallelism) are not taken into
+account.
 """
 
 from __future__ import annotations
@@ -27,19 +32,21 @@ from kapelle.cluster.planning.sampling_memory import sampling_moments
 from kapelle.cluster.planning.update_memory import update_moments
 
 PROCESS = 470_000_000
-"""Bytes of a process with Python, torch and transformers but without a model; measured on a CPU."""
+"""Memory in bytes of a process with Python, torch and transformers but without a model, measured on a CPU."""
 TOKENIZER, MASKS = 1400, 1200
-"""Additional bytes of a process on a CPU for each token of a model's vocabulary: its tokeniser, and the code that computes masks of
-constrained completions; measured with a vocabulary of 262,144. kapelle's small embedded model has neither."""
+"""Additional memory in bytes of a process on a CPU for each token of a model's vocabulary: the tokeniser, and the code that computes
+masks for constrained decoding. The values were measured with a vocabulary of 262,144 tokens. kapelle's small embedded model needs
+neither."""
 CONTEXT = 600_000_000
-"""Bytes of a device for CUDA and its libraries; an assumption."""
+"""Assumed memory in bytes of CUDA and its libraries on a device."""
 COPIED_AT_MOST = 1 << 30
-"""`training/loop.py`: maximum bytes of learners that are copied before an update of several steps."""
+"""Maximum number of bytes of learners that are copied before an update with several optimiser steps (`training/loop.py`)."""
 STACKS = 2
-"""`models/fast/routed_linear.py`: copies of grouped adapters in the compute type."""
+"""Number of stacked copies of adapters in the compute type (`models/fast/routed_linear.py`)."""
 
 MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 + 2 * 4 / 256, "paged_adamw_8bit": 2 + 2 * 4 / 256}
-"""`optimizer.name` → bytes of the moments of a number that trains; 2110.02861 for 8-bit moments."""
+"""Mapping from `optimizer.name` to the number of bytes of the moments per trained parameter; 8-bit moments are described in
+arXiv:2110.02861."""
 
 KINDS = (
     "process",
@@ -57,46 +64,46 @@ KINDS = (
     "vLLM",
 )
 Kinds = Mapping[str, int]
-"""Kind → bytes."""
+"""Mapping from each kind of memory to its number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """The peak of a phase in one process on one device."""
+    """The peak memory of one phase in one process on one device."""
 
     name: str
-    """`sampling`, `update` or `evaluation`."""
+    """Name of the phase: `sampling`, `update` or `evaluation`."""
     kinds: Kinds
 
     @property
     def total(self) -> int:
-        """Bytes."""
+        """Total number of bytes of all kinds of memory."""
         return sum(self.kinds.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The memory of one process on one device."""
+    """The memory of one process on one device, by phase."""
 
     name: str
     device: str
     phases: tuple[Phase, ...]
     count: int = 1
-    """Number of equal processes on that device: all processes of a run on a CPU, one on a GPU."""
+    """Number of identical processes on the device. On a CPU, this is the number of all processes of a run; on a GPU, it is 1."""
 
     @property
     def worst(self) -> Phase:
-        """The phase with the most bytes."""
+        """The phase that needs the most memory."""
         return max(self.phases, key=lambda phase: phase.total)
 
     @property
     def peak(self) -> int:
-        """Bytes of the worst phase."""
+        """Number of bytes of the phase that needs the most memory."""
         return self.worst.total
 
 
 def processes(run: PlannedRun) -> list[Process]:
-    """Return every process of a run, device by device."""
+    """Return all processes of a run, grouped by device."""
     found = []
     for device in dict.fromkeys([*map(run.device, run.shapes), *run.judges]):
         bases = [base for base in run.shapes if run.device(base) == device]
@@ -145,7 +152,7 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
 
 
 def _sampling(run: PlannedRun, bases: Sequence[str], tasks: int, group: int | None = None) -> list[Kinds]:
-    """Return the peak of sampling on each base; see `_vllm` for vLLM."""
+    """Return the peak memory of sampling with each base model; see `_vllm` for vLLM."""
     if run.engine != "local":
         return []
     found = [list(sampling_moments(run, base, tasks, group or run.work.group)) for base in bases]
@@ -153,12 +160,12 @@ def _sampling(run: PlannedRun, bases: Sequence[str], tasks: int, group: int | No
 
 
 def _judges(run: PlannedRun, device: str) -> Kinds:
-    """Return the memory of the judges on a device."""
+    """Return the memory of the environment's judges on a device."""
     return {"judges": run.judges[device]} if device in run.judges else {}
 
 
 def _resident(run: PlannedRun, bases: Sequence[str], device: str, *, learns: bool) -> Kinds:
-    """Return the memory that is always resident; a process that only samples has only weights."""
+    """Return the memory that is used throughout the run. A process that only samples stores only weights."""
     return {
         "process": PROCESS + vocabulary_bytes(run, bases) if device == "cpu" else CONTEXT,
         "weights": sum(_sampled_bytes(run, base, size) for base, size in base_copies(run) if base in bases),
@@ -169,7 +176,7 @@ def _resident(run: PlannedRun, bases: Sequence[str], device: str, *, learns: boo
 
 
 def vocabulary_bytes(run: PlannedRun, bases: Sequence[str]) -> int:
-    """Return the bytes of the tokenisers of some bases, and of their masks if agents are constrained."""
+    """Return the number of bytes of the tokenisers of base models, and of their token masks if agents have constraints."""
     found = 0
     for path in {run.team.bases[base] for base in bases} - {"embedded"}:
         own = [base for base in bases if run.team.bases[base] == path]
@@ -181,7 +188,7 @@ def vocabulary_bytes(run: PlannedRun, bases: Sequence[str]) -> int:
 
 
 def _update(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Kinds]:
-    """Yield the moments of an update: the passes of each base in turn, and the steps of the optimisers."""
+    """Yield the memory at each moment of an update: the passes of each base model in turn, and the optimiser steps."""
     numbers = {base: sum(run.trained_numbers(base)) for base in bases}
     state = sum(4 * numbers[base] + moment_bytes(run, base) for base in bases)
     copied = {"copies": state} if run.often and device == "cpu" and state <= COPIED_AT_MOST else {"copies": 0}
@@ -212,13 +219,13 @@ def _added(*parts: Kinds) -> dict[str, int]:
 
 
 def _worst(moments: Iterable[Kinds]) -> Kinds:
-    """Return the moment with the largest sum."""
+    """Return the moment with the largest total memory."""
     nothing: Kinds = {}
     return max(moments, key=lambda kinds: sum(kinds.values()), default=nothing)
 
 
 def _sampled_bytes(run: PlannedRun, base: str, size: int) -> int:
-    """Return the bytes of a base of `size` bytes between updates."""
+    """Return the number of bytes that a base model with `size` bytes uses between updates."""
     if not run.shares_weights:
         return size
     samples = any(policy.base == base for policy in run.team.every.values() if policy.endpoint is None)
@@ -226,12 +233,12 @@ def _sampled_bytes(run: PlannedRun, base: str, size: int) -> int:
 
 
 def _gathered_size(run: PlannedRun, base: str) -> int:
-    """Return the bytes of a gathered weight."""
+    """Return the number of bytes per weight that a pass gathers."""
     return 4 if base in run.team.trained_bases else run.size(base)
 
 
 def _gathered_bytes(run: PlannedRun, base: str) -> int:
-    """Return the bytes of the weights that a pass over a base gathers at once."""
+    """Return the number of bytes of the weights of a base model that a pass gathers at the same time."""
     shape = run.shapes[base]
     at_once = min(shape.depth, 1 if run.cpu(base) else 2)
     numbers = run.outlines[base].parameters - shape.block + at_once * shape.block // shape.depth
@@ -239,7 +246,10 @@ def _gathered_bytes(run: PlannedRun, base: str) -> int:
 
 
 def base_copies(run: PlannedRun) -> Iterator[tuple[str, int]]:
-    """Yield every base in memory with its bytes; frozen bases with the same path and device count once."""
+    """Yield every base model in memory with its number of bytes.
+
+    Frozen base models with the same path and device are counted once.
+    """
     seen: set[tuple[str, object]] = set()
     for base, path in run.team.bases.items():
         if base in run.team.trained_bases:
@@ -250,7 +260,7 @@ def base_copies(run: PlannedRun) -> Iterator[tuple[str, int]]:
 
 
 def adapter_bytes(run: PlannedRun, base: str) -> int:
-    """Return the bytes of all adapters and heads on a base, with references."""
+    """Return the number of bytes of all adapters and heads on a base model, including references."""
     team = run.team
     parameters = adapters = heads = 0
     for policy in team.every.values():
@@ -269,12 +279,12 @@ def adapter_bytes(run: PlannedRun, base: str) -> int:
 
 
 def reference_bytes(run: PlannedRun, base: str) -> int:
-    """Return the bytes of references and embedders of a base with trained weights."""
+    """Return the number of bytes of the references and embedders of a base model with trained weights."""
     if base not in run.team.trained_bases:
         return 0
     return run.part((run.references + run.embedders) * 4 * run.outlines[base].parameters)
 
 
 def moment_bytes(run: PlannedRun, base: str) -> int:
-    """Return the bytes of the optimisers' state on a base."""
+    """Return the number of bytes of the optimiser states for a base model."""
     return int(MOMENTS[run.optimizer] * sum(run.trained_numbers(base)))

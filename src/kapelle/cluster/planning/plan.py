@@ -1,4 +1,4 @@
-"""A plan: the memory of a run, whether it fits, and settings to change if it does not."""
+"""Plan the memory of a run: whether the run fits in memory, and which settings to change if it does not."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kapelle.setup.recipe import load_recipe
 from kapelle.team import Place
 
 OF_PASSES = ("activations", "logits")
-"""Kinds of memory of an update's passes."""
+"""Kinds of memory that the passes of an update use."""
 SMALL = 256
-"""Minimum tokens of a microbatch that the advice suggests."""
+"""Minimum number of tokens of a microbatch that the advice suggests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change of a setting, and the memory of the fullest device after this change and all earlier ones."""
+    """A change of a setting, with the memory of the fullest device after this change and all earlier changes."""
 
     setting: str
     costs: str
@@ -34,28 +34,28 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The memory of a run."""
+    """The planned memory of a run."""
 
     weights: WeightsMap
     processes: tuple[Process, ...]
     memory: int | None
-    """Bytes of a device; None without a limit."""
+    """Memory of a device in bytes, or None if there is no limit."""
     advice: tuple[Advice, ...]
-    """Changes after which the run fits, the cheapest first; empty if it fits already or no change helps."""
+    """Changes of settings after which the run fits in memory, cheapest first. Empty if the run already fits or if no change helps."""
     run: PlannedRun
 
     @property
     def fits(self) -> bool:
-        """Whether every device holds its processes; True without a limit."""
+        """Whether every device has enough memory for its processes. True if there is no limit."""
         return self.memory is None or max(self.devices.values()) <= self.memory
 
     @property
     def devices(self) -> Mapping[str, int]:
-        """Device → bytes of its processes at their peaks."""
+        """Mapping from each device to the total peak memory of its processes in bytes."""
         return held_by_device(self.processes)
 
     def row(self) -> dict[str, Any]:
-        """Return the plan as plain JSON; memory in bytes, lengths in tokens."""
+        """Return the plan as a JSON object, with memory in bytes and lengths in tokens."""
         work = self.run.work
         return {
             "fits": self.fits,
@@ -102,11 +102,11 @@ def plan(
     ranks: int = 1,
     real: bool = False,
 ) -> Plan:
-    """Return the plan of a recipe (with `key.path=value` settings), without loading a model.
+    """Return the memory plan of a recipe (with `key.path=value` settings), without loading a model.
 
-    `gpu_memory` is the memory of each GPU in GB (10⁹ bytes). If it is given, bases without a device are planned for a GPU, otherwise for
-    a CPU. For several `ranks`, the plan describes one process with its own GPU. Raises the errors of the run, except for missing packages and
-    devices.
+    The argument `gpu_memory` is the memory of each GPU in GB (10⁹ bytes). If `gpu_memory` is given, base models without a specified
+    device are planned for a GPU, and otherwise for a CPU. With several `ranks`, the plan describes one process with its own GPU.
+    Raises the same errors as the run itself, except for missing packages and devices.
     """
     config = recipe if isinstance(recipe, RunConfig) else load_recipe(recipe, (), settings, real=real).config
     prepared = prepare(config, elsewhere=True, renderer_of=light_renderer)
@@ -120,7 +120,7 @@ def plan(
 
 
 def held_by_device(found: Iterable[Process]) -> dict[str, int]:
-    """Return device → bytes of its processes at their peaks."""
+    """Return a mapping from each device to the total peak memory of its processes in bytes."""
     devices: dict[str, int] = {}
     for process in found:
         devices[process.device] = devices.get(process.device, 0) + process.count * process.peak
@@ -128,12 +128,12 @@ def held_by_device(found: Iterable[Process]) -> dict[str, int]:
 
 
 def peak(run: PlannedRun) -> int:
-    """Return the bytes of the fullest device."""
+    """Return the peak memory of the fullest device in bytes."""
     return max(held_by_device(processes(run)).values())
 
 
 def with_chosen_tokens(run: PlannedRun, memory: int) -> PlannedRun:
-    """Return a run with the pass sizes that the engine will choose on GPUs of `memory` bytes, if the setting is `auto`."""
+    """Return a run with the pass sizes that the engine will choose on GPUs with this `memory` in bytes, if the setting is `auto`."""
     if not run.left_open:
         return run
     taken = {
@@ -158,12 +158,15 @@ def with_chosen_tokens(run: PlannedRun, memory: int) -> PlannedRun:
 
 
 def with_passes(run: PlannedRun, tokens: int) -> PlannedRun:
-    """Return a run with passes of at most `tokens` tokens."""
+    """Return a run in which passes have at most `tokens` tokens."""
     return replace(run, microbatch_tokens=tokens, chosen_tokens={}, left_open=False)
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to `most` that fits, or 0; all smaller numbers fit too."""
+    """Return the largest number up to `most` that fits, or 0 if no number fits.
+
+    If a number fits, all smaller numbers must also fit.
+    """
     low, high = 0, 1
     while high < most and fits(high):
         low, high = high, high * 2
@@ -177,7 +180,10 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def advice(run: PlannedRun, memory: int) -> tuple[Advice, ...]:
-    """Return the cumulative changes after which a run fits; if they are not enough, return all changes that help."""
+    """Return cumulative changes of settings after which a run fits in memory.
+
+    If the changes are not sufficient, return all changes that reduce the memory.
+    """
     found: list[Advice] = []
     while peak(run) > memory:
         now = peak(run)
@@ -192,7 +198,7 @@ def advice(run: PlannedRun, memory: int) -> tuple[Advice, ...]:
 
 
 def _changes(run: PlannedRun, memory: int) -> Iterator[tuple[str, str, PlannedRun]]:
-    """Yield each possible change, its cost, and the run after it; the cheapest first."""
+    """Yield each possible change, its cost and the run after the change, cheapest first."""
     if not run.checkpointing:
         costs = "an update takes about 50 % longer; the same gradients"
         checkpointed = with_chosen_tokens(replace(run, checkpointing=True), memory)

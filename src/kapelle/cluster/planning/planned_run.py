@@ -1,4 +1,4 @@
-"""The quantities of a plan: a run's team, lengths and settings as numbers, and the widths of its models."""
+"""Collect the quantities of a memory plan: a run's team, lengths and settings as numbers, and the dimensions of its models."""
 
 from __future__ import annotations
 
@@ -27,60 +27,60 @@ from kapelle.setup.preparation import PreparedRun
 from kapelle.team import Agent, Place, Policy, Team
 
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a four-bit weight, including its share of the scales (2305.14314, section 3)."""
+"""Number of bytes of a four-bit weight, including its share of the scales (arXiv:2305.14314, section 3)."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter's size."""
+    """The size of a low-rank adapter."""
 
     parameters: int
     low: int
-    """Its rank times its layers in one block."""
+    """Rank of the adapter times the number of adapted layers in one block."""
     output: bool
-    """Whether it adapts the projection after attention."""
+    """Whether the output projection of attention has an adapter."""
 
 
 NOTHING = Adapter(0, 0, output=False)
 OUTPUTS = ("o_proj", "c_proj", "out_proj", "dense")
-"""Names of the projection after attention."""
+"""Names of the output projection of attention in different architectures."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run with everything that determines its memory."""
+    """A run, with all quantities that determine its memory."""
 
     config: RunConfig
     algorithm: Algorithm
     team: Team
     outlines: Mapping[str, Outline]
-    """Base → its outline."""
+    """Mapping from each base model to its outline."""
     shapes: Mapping[str, Shape]
-    """Base → its widths."""
+    """Mapping from each base model to its dimensions."""
     adapters: Mapping[str, Adapter]
-    """Policy or critic → its adapter."""
+    """Mapping from each policy or critic to the size of its adapter."""
     places: Mapping[str, Place]
-    """Base → its compute type and device."""
+    """Mapping from each base model to its compute type and device."""
     nf4: frozenset[str]
-    """Bases with linear layers in four bits."""
+    """Base models whose linear layers are stored in four bits."""
     work: Workload
     optimizer: str
     microbatch_tokens: int
-    """Maximum tokens of a pass: the setting, or for `auto` the default on a CPU."""
+    """Maximum number of tokens of a pass: the value of the setting, or for `auto` the default on a CPU."""
     checkpointing: bool
     max_rows: int
     kept_tokens: int
     left_open: bool
-    """Whether the engine chooses the tokens of a pass (`training.microbatch_tokens: auto`)."""
+    """Whether the engine chooses the number of tokens of a pass (`training.microbatch_tokens: auto`)."""
     chosen_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Base → the tokens of a pass that the engine chooses on a GPU of known memory."""
+    """Mapping from each base model to the number of tokens of a pass that the engine chooses on a GPU with known memory."""
     ranks: int = 1
-    """Processes that train together, each with a share of a step's tasks."""
+    """Number of processes that train together, each with a share of the tasks of a step."""
     judges: Mapping[str, int] = field(default_factory=dict)
-    """Device → bytes of the environment's frozen judges in the process that rolls out."""
+    """Mapping from each device to the number of bytes of the environment's frozen judges in the process that rolls out episodes."""
     asked: Mapping[str, QuestionCounts] = field(default_factory=dict)
-    """Judge, by path or name → the number of its requests."""
+    """Mapping from the path or name of each judge to the number of queries to it."""
 
     @property
     def references(self) -> bool:
@@ -89,19 +89,19 @@ class PlannedRun:
 
     @property
     def embedders(self) -> bool:
-        """Whether the algorithm reads embeddings of a copy of the base."""
+        """Whether the algorithm reads embeddings that a copy of the base model computes."""
         embeddings = self.algorithm.need(Embeddings)
         return embeddings is not None and embeddings.reader == "base"
 
     @property
     def often(self) -> bool:
-        """Whether an update takes several optimiser steps, before which learners are copied."""
+        """Whether an update consists of several optimiser steps, before which learners are copied."""
         update = self.algorithm.update
         return update.order.sequential or update.epochs * update.minibatches > 1
 
     @property
     def problems(self) -> int:
-        """Maximum number of tasks in an evaluation; 0 for none."""
+        """Maximum number of tasks in an evaluation, or 0 if there are no evaluations."""
         evaluation = self.config.evaluation
         return max(
             evaluation.problems * evaluation.before_and_after,
@@ -110,7 +110,7 @@ class PlannedRun:
 
     @property
     def overlap(self) -> bool:
-        """Whether a second process samples."""
+        """Whether a second process samples during the update."""
         return self.config.training.overlap and self.algorithm.collects_episodes
 
     @property
@@ -120,47 +120,47 @@ class PlannedRun:
 
     @property
     def kv_gib(self) -> float:
-        """Limit of the KV cache of each base in GiB, which vLLM always has; 0 for no limit."""
+        """Maximum size of the KV cache of each base model in GiB, or 0 for no limit. With vLLM, there is always a limit."""
         given = self.config.engine.model_dump().get("kv_gib")
         return float(given or (KV_GIB if self.engine == "vllm" else 0.0))
 
     @property
     def served(self) -> str:
-        """`engine.server` of vLLM."""
+        """Value of the setting `engine.server` of vLLM."""
         return str(self.config.engine.model_dump().get("server", ""))
 
     @property
     def own_tasks(self) -> int:
-        """Maximum number of a step's tasks in one process."""
+        """Maximum number of tasks of a step that one process handles."""
         return -(-self.work.tasks // self.ranks)
 
     @property
     def shares_weights(self) -> bool:
-        """Whether several processes share weights (`fsdp`)."""
+        """Whether several processes share the weights (`fsdp`)."""
         return self.ranks > 1 and isinstance(self.config.train_engine, Fsdp)
 
     def part(self, count: int) -> int:
-        """Return how many of a base's numbers one process keeps in an update."""
+        """Return how many of `count` parameters of a base model one process stores during an update."""
         return -(-count // self.ranks) if self.shares_weights else count
 
     def pass_tokens(self, base: str) -> int:
-        """Return the maximum tokens of a pass over a base."""
+        """Return the maximum number of tokens of a pass over a base model."""
         return self.chosen_tokens.get(base, self.microbatch_tokens)
 
     def size(self, base: str) -> int:
-        """Return the bytes of a base's compute type."""
+        """Return the number of bytes per number in the compute type of a base model."""
         return BYTES[self.places[base].dtype]
 
     def cpu(self, base: str) -> bool:
-        """Return whether a base is on a CPU."""
+        """Return whether a base model is on a CPU."""
         return self.device(base) == "cpu"
 
     def device(self, base: str) -> str:
-        """Return the device of a base."""
+        """Return the device of a base model."""
         return self.places[base].device or "cpu"
 
     def learners(self, base: str) -> list[str]:
-        """Return the trained policies and critics on a base."""
+        """Return the trained policies and critics that use a base model."""
         policies = [
             name for name, policy in self.team.policies.items() if policy.trained and policy.base == base
         ]
@@ -169,7 +169,7 @@ class PlannedRun:
         ]
 
     def trained_numbers(self, base: str) -> list[int]:
-        """Return how many numbers each learner on a base trains in one process."""
+        """Return the number of parameters that each learner on a base model trains in one process."""
         whole = self.part(self.outlines[base].parameters)
         counts = [
             whole if policy.lora is None else self.adapters[policy.name].parameters
@@ -186,7 +186,10 @@ class PlannedRun:
 
 
 def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRun:
-    """Return the plan's quantities for one of `ranks` processes of a checked run; bases without a device are on `device`."""
+    """Return the quantities of a plan for one of `ranks` processes of a checked run.
+
+    Base models without a specified device are on `device`.
+    """
     config, team, algorithm = prepared.config, prepared.team, prepared.algorithm
     renderers = {
         path: prepared.given[path].renderer if path in prepared.given else light_renderer(path, config.model)
@@ -225,7 +228,7 @@ def planned_run(prepared: PreparedRun, device: str, ranks: int = 1) -> PlannedRu
 
 
 def _judges(config: RunConfig, device: str) -> dict[str, int]:
-    """Return device → bytes of the frozen judges of an environment, as `setup/frozen_models.py` loads them."""
+    """Return a mapping from each device to the bytes of the environment's judges, as `setup/frozen_models.py` loads them."""
     models = config.environment.frozen_models if offers(config.environment, UsesModels) else ()
     found: dict[str, int] = {}
     for place in dict.fromkeys(model.path for model in models):
@@ -242,7 +245,7 @@ def _judges(config: RunConfig, device: str) -> dict[str, int]:
 
 
 def base_bytes(outline: Outline, size: int, *, nf4: bool) -> int:
-    """Return the bytes of a frozen base in a compute type of `size` bytes, or with linear layers in four bits."""
+    """Return the number of bytes of a frozen base model in a compute type of `size` bytes, or with linear layers in four bits."""
     if not nf4:
         return size * outline.parameters
     layers = outline.layers
@@ -272,7 +275,7 @@ def _adapters(team: Team, outlines: Mapping[str, Outline], shapes: Mapping[str, 
 
 
 def in_four_bits(config: RunConfig, team: Team) -> frozenset[str]:
-    """Return the bases with linear layers in four bits."""
+    """Return the base models whose linear layers are stored in four bits."""
     if config.model.quantization is None:
         return frozenset()
     return frozenset(
@@ -282,38 +285,38 @@ def in_four_bits(config: RunConfig, team: Team) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The widths of a decoder."""
+    """The dimensions of a decoder-only transformer."""
 
     hidden: int
-    """D."""
+    """Size of the hidden states, D."""
     inner: int
-    """F: features between up and down projection, summed over the experts of one token."""
+    """Number of features between up and down projection, F, summed over the experts of one token."""
     depth: int
-    """Blocks."""
+    """Number of transformer blocks."""
     heads: int
-    """H: query heads."""
+    """Number of query heads, H."""
     key_heads: int
-    """J."""
+    """Number of key-value heads, J."""
     head_size: int
-    """E."""
+    """Size of an attention head, E."""
     vocabulary: int
-    """V."""
+    """Size of the vocabulary, V."""
     context: int
     """Maximum number of positions."""
     normed: bool
-    """Whether queries and keys are normalised for each head."""
+    """Whether queries and keys are normalised in each head."""
     flat: bool
-    """Whether kapelle's own forward pass is used; otherwise that of `transformers`."""
+    """Whether kapelle's own forward pass is used instead of that of `transformers`."""
     tied: bool
-    """Whether the output head is the embedding."""
+    """Whether the output head shares its weights with the embedding."""
     block: int
-    """Parameters of all blocks."""
+    """Number of parameters of all blocks."""
     head: int
-    """Parameters of the output head."""
+    """Number of parameters of the output head."""
 
 
 def shape_of(settings: Mapping[str, Any], outline: Outline, *, codes: bool = False) -> Shape:
-    """Return the widths of a model with these settings; with `codes`, its weights are stored in four bits."""
+    """Return the dimensions of a model with these settings. With `codes`, the weights of the model are stored in four bits."""
     hidden = outline.hidden
     heads = int(_first_set(settings, "num_attention_heads", "n_head", "num_heads") or 1)
     vocabulary = int(settings.get("vocab_size") or max(shape[0] for shape in outline.weights.values()))

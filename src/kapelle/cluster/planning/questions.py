@@ -1,4 +1,4 @@
-"""The requests to judges in a step, counted from settings."""
+"""Compute the number of queries to judges in a step from the settings."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from kapelle.environment import Environment, QuestionCounts, UsesModels, offers
 
 
 def requested_by(environment: Environment) -> Mapping[str, QuestionCounts]:
-    """Return the number of requests to each judge, by its path or name; empty if there are no judges or the number is unknown."""
+    """Return the number of queries to each judge, by its path or name.
+
+    The result is empty if there are no judges or if the number is unknown.
+    """
     return environment.questions() if offers(environment, UsesModels) else {}
 
 
 def episodes_of(algorithm: Algorithm) -> int:
-    """Return the number of episodes of a task in a step: its group, times the candidates of a tree."""
+    """Return the number of episodes per task in a step: the group size times the number of candidates of a tree."""
     tree = algorithm.data.tree
     return algorithm.data.group_size * (1 if tree is None else tree.candidates)
 
 
 def rows(asked: Mapping[str, QuestionCounts], tasks: int, group: int) -> dict[str, dict[str, int]]:
-    """Return the maximum number of requests to each judge for an episode, a group, and a step of `tasks` tasks."""
+    """Return the maximum number of queries to each judge for an episode, for a group, and for a step with `tasks` tasks."""
     return {
         name: {
             "of an episode": each.episode,
@@ -32,7 +35,7 @@ def rows(asked: Mapping[str, QuestionCounts], tasks: int, group: int) -> dict[st
 
 
 def describe(asked: Mapping[str, QuestionCounts], tasks: int, group: int) -> Iterator[str]:
-    """Yield a line for each judge."""
+    """Yield a line of text for each judge."""
     for name, each in asked.items():
         about = [
             f"{count} about each {what}"

@@ -1,15 +1,17 @@
-"""Memory of sampling in this process, term by term as in `engines/rollout/local` and `models/fast`.
+"""Compute the memory of sampling in this process, with one term for each tensor in `engines/rollout/local` and `models/fast`.
 
-KV cache         2 · blocks · J · E in the compute type for each token place. While prompts are read, each distinct prompt takes as many
-                 places as the longest one that joins with it. Then a prompt with two rows or more is stored once, in blocks of 64
-                 places. A row's own tokens take full blocks of 64, and a tail that grows by 16. Tails that fill a block, and blocks
-                 without room, are copied, and exist twice meanwhile. Rows of earlier turns are kept for prompts that continue them, up
-                 to `engine.kept_tokens` places.
-logits           of all rows: those that were read and their exponentials in float32, and of a vocabulary of up to 4,096 tokens these
-                 with their sums in float64; the logits once more if a temperature is not 1. While prompts are read: those of distinct prompts twice, and of rows once.
-reading          activations of one pass over at most 1,024 prompt tokens (16,384 on a GPU), or one longer prompt
-merged weights   copies of small models' matrices with the adapter in them (`fused.py`); for other models a GPU keeps rounded copies of
-                 weights in float32 (`models/weights.py`)
+KV cache         Each token position takes 2 · blocks · J · E numbers in the compute type. While prompts are read, each distinct prompt
+                 takes as many positions as the longest prompt that joins the batch at the same time. Afterwards, a prompt with at
+                 least two sequences is stored once, in blocks of 64 positions. The sampled tokens of a sequence take full blocks of 64
+                 positions and a tail that grows by 16. When a tail fills a block, or when there is no room for a block, the data is
+                 copied and temporarily exists twice. Sequences of earlier turns are kept for prompts that continue them, up to
+                 `engine.kept_tokens` positions.
+logits           The logits of all sequences and their exponentials are stored in float32. For a vocabulary of up to 4,096 tokens,
+                 they are also stored with their sums in float64. If a temperature is not 1, the logits are stored once more. While
+                 prompts are read, the logits of distinct prompts are stored twice, and those of sequences once.
+reading          The activations of one pass over at most 1,024 prompt tokens (16,384 on a GPU), or over one longer prompt.
+merged weights   Copies of the matrices of small models that include the adapter (`fused.py`). For other models, a GPU stores rounded
+                 copies of weights in float32 (`models/weights.py`).
 """
 
 from __future__ import annotations
@@ -21,36 +23,38 @@ from kapelle.cluster.planning.planned_run import PlannedRun, Shape
 from kapelle.cluster.planning.workload import PlannedTurn
 
 TAIL, BLOCK, SHARED = 16, 64, 2
-"""`models/fast/kv_cache.py`: places by which tails grow, places of a block, rows that share a prompt."""
+"""Number of positions by which tails grow, number of positions of a block, and number of sequences that share a prompt
+(`models/fast/kv_cache.py`)."""
 PRODUCTS = 512
-"""`models/fast/attention.py`: maximum keys for which attention stores weights on a CPU."""
+"""Maximum number of keys for which attention on a CPU stores weights (`models/fast/attention.py`)."""
 CHUNK, GPU_CHUNK = 1024, 1 << 14
-"""`engines/rollout/local/decode_strategies.py`: prompt tokens of a pass."""
+"""Number of prompt tokens of a pass, on a CPU and on a GPU (`engines/rollout/local/decode_strategies.py`)."""
 UNDIVIDED = 4096
-"""`engines/rollout/local/sampling.py`: maximum tokens of a vocabulary that is summed as a whole."""
+"""Maximum size of a vocabulary that is summed without dividing it into parts (`engines/rollout/local/sampling.py`)."""
 LARGEST, LARGE = 1 << 26, 1 << 17
-"""`models/fast/fused.py`: maximum weights of all copies, and size of a matrix that is stored only in packed form."""
+"""Maximum number of weights of all copies, and number of weights above which a matrix is stored only in packed form
+(`models/fast/fused.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
-    """Rows of one base that are sampled together."""
+    """Sequences of one base model that are sampled together."""
 
     rows: int
     prompts: int
     """Number of distinct prompts."""
     prompt: int
-    """Tokens of the longest prompt."""
+    """Number of tokens of the longest prompt."""
     answer: int
-    """Maximum tokens that are sampled."""
+    """Maximum number of tokens that are sampled per sequence."""
     tempered: bool
-    """Whether any temperature is not 1."""
+    """Whether the temperature of any sequence is not 1."""
     adapters: int = 1
-    """Number of distinct adapters, counting the bare base."""
+    """Number of distinct adapters, where the base model without an adapter counts as one."""
 
 
 def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iterator[Mapping[str, int]]:
-    """Yield the memory by kind, without weights, of sampling on a base at each moment of its episodes."""
+    """Yield the memory by kind, without weights, of sampling with a base model at each moment of its episodes."""
     shape, size, cpu = run.shapes[base], run.size(base), run.cpu(base)
     policies = {
         name for name, policy in run.team.policies.items() if policy.base == base and not policy.endpoint
@@ -86,7 +90,7 @@ def sampling_moments(run: PlannedRun, base: str, tasks: int, group: int) -> Iter
 
 
 def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iterator[PlannedRows]:
-    """Yield the rows of each moment of the episodes that these policies sample."""
+    """Yield the sequences of each moment of the episodes that these policies sample."""
     by_moment: dict[int, list[PlannedTurn]] = {}
     for turn in run.work.turns:
         if turn.policy in policies:
@@ -105,9 +109,9 @@ def rows_of(run: PlannedRun, policies: set[str], tasks: int, group: int) -> Iter
 
 
 def places(work: PlannedRows, *, flat: bool = True) -> tuple[int, int]:
-    """Return the token places of the KV cache at the end, and the maximum while tails become blocks.
+    """Return the number of positions in the KV cache at the end, and the maximum while tails are converted to blocks.
 
-    Without the `flat` pass, the cache of `transformers` holds every row's prompt and one place for each token.
+    Without the `flat` pass, the cache of `transformers` stores the prompt of every sequence and one position for each token.
     """
     if not flat:
         end = work.rows * (work.prompt + work.answer - 1)
@@ -133,12 +137,12 @@ def places(work: PlannedRows, *, flat: bool = True) -> tuple[int, int]:
 
 
 def place_bytes(shape: Shape, size: int) -> int:
-    """Return the bytes of one token in the KV cache."""
+    """Return the number of bytes of one token in the KV cache."""
     return 2 * shape.depth * shape.key_heads * shape.head_size * size
 
 
 def step_logits(shape: Shape, work: PlannedRows) -> int:
-    """Return the maximum bytes of logits in a sampling step."""
+    """Return the maximum number of bytes of the logits in a sampling step."""
     sums = 8 + 8 if shape.vocabulary <= UNDIVIDED else 0
     sampled = work.rows * (4 + 4 + sums + 4 * work.tempered)
     read = 4 * (max(2 * work.prompts, work.prompts + work.rows))
@@ -146,10 +150,11 @@ def step_logits(shape: Shape, work: PlannedRows) -> int:
 
 
 def reading(shape: Shape, work: PlannedRows, size: int, *, fused: bool, cpu: bool) -> int:
-    """Return the maximum bytes of activations in one pass over prompts.
+    """Return the maximum number of bytes of activations in one pass over prompts.
 
-    The peak is in a block's second half, with two products of gate and up projection beside the first half's, or in attention, which on
-    a CPU holds the weights of up to 512 keys. `transformers` reads all rows in one pass.
+    The peak is either in the second half of a block, where two products of gate and up projection exist in addition to the results of
+    the first half, or in attention, which on a CPU stores the weights of up to 512 keys. The forward pass of `transformers` reads all
+    sequences in one pass.
     """
     tokens = work.prompt * max(1, min(work.prompts, (CHUNK if cpu else GPU_CHUNK) // work.prompt))
     if not shape.flat:
@@ -170,14 +175,14 @@ def reading(shape: Shape, work: PlannedRows, size: int, *, fused: bool, cpu: boo
 
 
 def merges(shape: Shape, adapters: int) -> bool:
-    """Return whether sampling merges adapters into copies of the matrices, for `adapters` policies on a base."""
+    """Return whether sampling merges adapters into copies of the matrices, if there are `adapters` policies on a base model."""
     return shape.flat and shape.block * max(adapters, 1) + shape.head <= LARGEST
 
 
 def merged(shape: Shape, adapters: int, size: int, *, cpu: bool) -> int:
-    """Return the bytes of the merged matrices of `adapters` adapters, and of the head.
+    """Return the number of bytes of the merged matrices of `adapters` adapters and of the output head.
 
-    On a CPU, a float32 matrix of fewer than 131,072 weights exists both plain and packed.
+    On a CPU, a float32 matrix with fewer than 131,072 weights is stored both unpacked and packed.
     """
     turned = (shape.heads + 2 * shape.key_heads) * shape.head_size
     sides = (
@@ -191,7 +196,10 @@ def merged(shape: Shape, adapters: int, size: int, *, cpu: bool) -> int:
 
 
 def making_merged(shape: Shape, size: int, *, cpu: bool) -> int:
-    """Return the additional bytes while the head is copied; it is scaled in float32 and then rounded."""
+    """Return the additional number of bytes while the output head is copied.
+
+    The head is scaled in float32 and then rounded.
+    """
     return shape.head * 4 * (2 if size == 4 else 3) - _matrix(shape.head, size, cpu=cpu)
 
 

@@ -1,22 +1,24 @@
-"""Memory of an update: the tokens of one pass, and the memory that the pass keeps, term by term as in the code.
+"""Compute the memory of an update: the tokens of each pass, and the memory of the pass, with one term for each tensor in the code.
 
-kapelle's own forward pass (`models/fast/flat.py`) keeps these features per token and block for its backward pass:
+kapelle's own forward pass (`models/fast/flat.py`) stores these features per token and block for the backward pass:
 
-    first half    x (D, float32); with norms of heads also queries and keys before them ((H + J)·E, float32) and a number per head
-    attention     its queries, keys and values, and its weights (below)
-    output        the result of attention (H·E), if the output projection has an adapter or trains
-    second half   x (D, float32), gate and up (2·F)
-    adapters      A·x of every adapted layer (the rank)
+    first half    The input x (D, float32). If heads are normalised, also the queries and keys before the norm ((H + J)·E, float32) and
+                  one number per head.
+    attention     The queries, keys and values, and the attention weights (see below).
+    output        The result of attention (H·E), if the output projection has an adapter or is trained.
+    second half   The input x (D, float32), and the results of gate and up projection (2·F).
+    adapters      The product A·x of every adapted layer (one number per rank).
 
-Once per pass it keeps the embeddings, the angles of positions (2·E, float32), and the last norm's input and output. Features for which
-no type is given have the compute type. On a CPU, attention of at most 512 keys keeps a weight for every query head, query and visible key (32
-queries at a time). Otherwise torch's fused attention keeps queries, keys, values, outputs and one number per query.
+Each pass also stores the embeddings, the angles of the positions (2·E, float32), and the input and output of the last norm. Features
+without a given data type have the compute type. On a CPU, attention with at most 512 keys stores a weight for every query head, query
+and visible key (32 queries at a time). In other cases, torch's fused attention stores queries, keys, values, outputs and one number
+per query.
 
-With gradient checkpointing a block keeps x (D, float32), and one block at a time is recomputed.
+With gradient checkpointing, each block stores only x (D, float32), and one block at a time is recomputed.
 
-The peak is one of two moments. In the output head, the last hidden states exist beside everything that is kept. In the backward pass of
-the last block's second half, the norm h (D), silu(gate) and its product with up (2·F) are recomputed, beside the gradients of F, of
-h, and three of x.
+The peak is at one of two moments. When the output head is computed, the last hidden states exist in addition to everything that is
+stored. In the backward pass of the second half of the last block, the norm h (D), silu(gate) and its product with up (2·F) are
+recomputed, and the gradients of F, of h and three gradients of x exist.
 """
 
 from __future__ import annotations
@@ -28,20 +30,20 @@ from kapelle.cluster.planning.planned_run import NOTHING, PlannedRun, Shape
 from kapelle.cluster.planning.workload import PlannedTurn
 
 MOST_KEYS = 512
-"""`models/fast/attention.py`: maximum keys for products on a CPU."""
+"""Maximum number of keys for which attention on a CPU uses matrix products (`models/fast/attention.py`)."""
 STEP = 32
-"""`models/fast/attention.py`: queries of one product."""
+"""Number of queries of one matrix product (`models/fast/attention.py`)."""
 LOGIT_BUDGET = 1 << 21
-"""`engines/train/torch/large_head.py`: maximum logits that are kept for the backward pass."""
+"""Maximum number of logits that are stored for the backward pass (`engines/train/torch/large_head.py`)."""
 ROWS, PIECE, DEVICE_ROWS, DEVICE_PIECE = 512, 1 << 20, 2048, 1 << 25
-"""`engines/train/torch/large_head.py`: tokens of a piece and its logits, on a CPU and on a GPU."""
+"""Number of tokens and of logits of a piece, on a CPU and on a GPU (`engines/train/torch/large_head.py`)."""
 
 ENOUGH = 3
-"""Passes of one learner that include all kinds of passes."""
+"""Number of passes of one learner that are sufficient to include all kinds of passes."""
 
 
 def update_moments(run: PlannedRun, base: str) -> Iterator[Mapping[str, int]]:
-    """Yield the memory by kind of an update's passes over a base, without weights and optimiser."""
+    """Yield the memory by kind of an update's passes over a base model, without weights and optimiser states."""
     shape = run.shapes[base]
     full = base in run.team.trained_bases
     found = passes(run, base)
@@ -75,7 +77,7 @@ def update_moments(run: PlannedRun, base: str) -> Iterator[Mapping[str, int]]:
 
 
 def passes(run: PlannedRun, base: str) -> list[Pass]:
-    """Return the passes of one optimiser step over a base's share of a step's answers."""
+    """Return the passes of one optimiser step over a base model's share of the completions of a step."""
     most, tasks = run.pass_tokens(base), -(-run.own_tasks // run.algorithm.update.minibatches)
     trees = []
     for tree in _trees(run, base):
@@ -93,7 +95,7 @@ def passes(run: PlannedRun, base: str) -> list[Pass]:
 
 
 def _trees(run: PlannedRun, base: str) -> Iterator[SharedPrefix]:
-    """Yield the sequences of one task's episodes, learner by learner."""
+    """Yield the sequences of the episodes of one task for each learner."""
     team, group = run.team, run.work.group
     for name in sorted({turn.policy for turn in run.work.turns}):
         policy = team.policies[name]
@@ -113,7 +115,7 @@ def _trees(run: PlannedRun, base: str) -> Iterator[SharedPrefix]:
 
 
 def _chains(turns: Sequence[PlannedTurn]) -> list[list[PlannedTurn]]:
-    """Return groups of answers in which each prompt continues the previous answer; each group is one sequence."""
+    """Return groups of completions in which each prompt continues the previous completion. Each group is one sequence."""
     chains: list[list[PlannedTurn]] = []
     last: dict[str, list[PlannedTurn]] = {}
     for each in turns:
@@ -126,7 +128,7 @@ def _chains(turns: Sequence[PlannedTurn]) -> list[list[PlannedTurn]]:
 
 
 def _tree(chain: Sequence[PlannedTurn], group: int) -> SharedPrefix:
-    """Return the sequences of a group's answers, which share the first prompt of an episode."""
+    """Return the sequences of the completions of a group, which share the first prompt of an episode."""
     first, last = chain[0], chain[-1]
     length, targets = last.prompt + last.answer - 1, sum(turn.answer for turn in chain)
     if first.moment == 0 and group > 1:
@@ -139,22 +141,23 @@ def _tree(chain: Sequence[PlannedTurn], group: int) -> SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Answers of one learner with a shared beginning."""
+    """Sequences of one learner that share their first tokens."""
 
     stem: int
-    """Shared tokens; 0 for a single branch."""
+    """Number of shared tokens, or 0 if there is only one branch."""
     branches: tuple[int, ...]
-    """Tokens of each branch after the stem."""
+    """Number of tokens of each branch after the stem."""
     targets: tuple[int, ...]
-    """Target tokens of each branch."""
+    """Number of target tokens of each branch."""
     low: int = 0
-    """Features of the low-rank products of a token in one block: the adapter's rank times its layers there."""
+    """Number of features of the low-rank products of a token in one block: the rank of the adapter times the number of adapted layers in
+    the block."""
     critic: bool = False
-    """Whether the learner predicts values."""
+    """Whether the learner predicts values (a critic)."""
 
     @property
     def size(self) -> int:
-        """Number of computed tokens."""
+        """Number of tokens that are computed."""
         return self.stem + sum(self.branches)
 
 
@@ -164,32 +167,32 @@ class PlannedSpan:
 
     queries: int
     keys: int
-    """Its own tokens and the tokens before them."""
+    """Number of keys: the span's own tokens and the tokens before them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward and backward pass."""
+    """One forward and backward pass, which computes several sequences."""
 
     trees: tuple[SharedPrefix, ...]
 
     @property
     def tokens(self) -> int:
-        """N."""
+        """Number of tokens of the pass, N."""
         return sum(tree.size for tree in self.trees)
 
     @property
     def targets(self) -> int:
-        """K of policies."""
+        """Number of target tokens of policies, K."""
         return sum(sum(tree.targets) for tree in self.trees if not tree.critic)
 
     @property
     def low(self) -> int:
-        """Features of low-rank products in one block, of all tokens."""
+        """Number of features of the low-rank products of all tokens in one block."""
         return sum(tree.size * tree.low for tree in self.trees)
 
     def spans(self) -> Iterator[PlannedSpan]:
-        """Yield its spans of tokens: stems, and branches that attend to them."""
+        """Yield the spans of tokens of the pass: the stems, and the branches that attend to them."""
         for tree in self.trees:
             if tree.stem:
                 yield PlannedSpan(tree.stem, tree.stem)
@@ -198,7 +201,10 @@ class Pass:
 
 
 def passes_of(trees: Sequence[SharedPrefix], max_tokens: int) -> Iterator[Pass]:
-    """Yield the passes of at most `max_tokens` tokens (at least one branch) in which trees are computed."""
+    """Yield the passes in which sequences are computed.
+
+    Each pass has at most `max_tokens` tokens, but at least one branch.
+    """
     waiting: list[SharedPrefix] = []
     filled = 0
     for tree in trees:
@@ -232,24 +238,24 @@ def _part(tree: SharedPrefix, first: int, last: int) -> SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """How a base computes."""
+    """The data types and options with which a base model computes."""
 
     size: int
-    """Bytes of the compute type."""
+    """Number of bytes per number in the compute type."""
     stored: int
-    """Bytes of a weight in memory."""
+    """Number of bytes of a weight in memory."""
     cpu: bool
     full: bool
-    """Whether the base's weights train."""
+    """Whether the weights of the base model are trained."""
     adapted_output: bool
     """Whether the output projection of attention has an adapter."""
     checkpointing: bool
     entropy: bool = False
-    """Whether the loss includes entropy."""
+    """Whether the loss includes the entropy."""
 
 
 def kept_by_block(shape: Shape, work: Pass, how: Compute) -> int:
-    """Return the bytes that one block keeps for its backward pass."""
+    """Return the number of bytes that one block stores for its backward pass."""
     count, b = work.tokens, how.size
     all_heads = shape.heads + shape.key_heads
     features = 2 * 4 * shape.hidden + 2 * 4  # x and a norm's length, in both halves
@@ -262,7 +268,7 @@ def kept_by_block(shape: Shape, work: Pass, how: Compute) -> int:
 
 
 def attention(shape: Shape, work: Pass, how: Compute) -> int:
-    """Return the bytes that attention of one block keeps."""
+    """Return the number of bytes that the attention of one block stores."""
     spans = list(work.spans())
     alike = len(set(spans)) == 1 and spans[0].queries == spans[0].keys
     # If tokens keep their order, the output projection keeps the attention result itself.
@@ -289,7 +295,7 @@ def _span(shape: Shape, span: PlannedSpan, how: Compute, *, shared: bool) -> int
 
 
 def kept(shape: Shape, work: Pass, how: Compute) -> int:
-    """Return the bytes that a whole forward pass keeps, up to the last norm's input."""
+    """Return the number of bytes that a complete forward pass stores, up to the input of the last norm."""
     stream = 4 * work.tokens * shape.hidden
     once = stream + 2 * 4 * work.tokens * shape.head_size
     if how.full:
@@ -301,13 +307,13 @@ def kept(shape: Shape, work: Pass, how: Compute) -> int:
 
 
 def activations(shape: Shape, work: Pass, how: Compute) -> int:
-    """Return the bytes of activations at the moment of the output head, with the last hidden states but without logits."""
+    """Return the number of bytes of activations when the output head is computed, with the last hidden states but without logits."""
     hidden = 4 * shape.hidden * (work.tokens + work.targets)
     return kept(shape, work, how) + hidden
 
 
 def block_backward(shape: Shape, work: Pass, how: Compute) -> int:
-    """Return the bytes of activations and their gradients in the backward pass of the last block."""
+    """Return the number of bytes of activations and of their gradients in the backward pass of the last block."""
     half = how.size != 4
     per_token = how.size * (3 * shape.inner + shape.hidden * (1 + half)) + 3 * 4 * shape.hidden
     recomputed = kept_by_block(shape, work, how) - 4 * work.tokens * shape.hidden if how.checkpointing else 0
@@ -316,11 +322,12 @@ def block_backward(shape: Shape, work: Pass, how: Compute) -> int:
 
 
 def logits(shape: Shape, work: Pass, how: Compute) -> int:
-    """Return the maximum bytes of the output head without its weights' gradient.
+    """Return the maximum number of bytes of the output head, without the gradient of its weights.
 
-    Up to 2²¹ logits are computed at once, and exist four times: scaled by temperature, for the log-prob, as softmax, and for its entropy. If the
-    loss includes entropy, autograd keeps seven. More logits are computed in pieces (`large_head.py`): a piece exists twice in float32
-    and once in half precision, beside a gradient per hidden state. A trained head holds a third copy of a piece.
+    Up to 2²¹ logits are computed at once, and four tensors of this size exist: the logits scaled by the temperature, a tensor for the
+    log-prob, the softmax, and a tensor for its entropy. If the loss includes the entropy, autograd stores seven such tensors. More
+    logits are computed in pieces (`large_head.py`): each piece exists twice in float32 and once in half precision, in addition to a
+    gradient per hidden state. A trained head stores a third copy of each piece.
     """
     count, half = work.targets, how.size != 4
     if count * shape.vocabulary <= LOGIT_BUDGET:

@@ -1,4 +1,4 @@
-"""The weights of a team before it is loaded: which agents use them, and which are trained."""
+"""Describe the weights of a team before it is loaded: which agents use them, and which weights are trained."""
 
 from __future__ import annotations
 
@@ -12,49 +12,52 @@ from kapelle.team import Place, Rate, Team
 
 @dataclass(frozen=True, slots=True)
 class LearnerRow:
-    """One policy or critic."""
+    """A policy or critic in the map of weights."""
 
     name: str
     kind: str
-    """`policy` or `critic`."""
+    """Kind of learner: `policy` or `critic`."""
     weights: str
-    """A description such as `LoRA r 16 on base`."""
+    """Description of the weights, such as `LoRA r 16 on base`."""
     trained: bool
     own_parameters: int
-    """Number of parameters that it does not share; 0 for frozen policies and endpoints."""
+    """Number of parameters that the learner does not share with others. The number is 0 for frozen policies and endpoints."""
     agents: tuple[str, ...]
-    """Agents of the policy, or agents that the critic evaluates."""
+    """Agents that use the policy, or agents that the critic evaluates."""
     rate: str = ""
-    """A description of its learning rate and schedule; empty if they are those of `optimizer`."""
+    """Description of the learning rate and schedule; empty if they are those of `optimizer`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """One model in memory."""
+    """A base model in memory."""
 
     name: str
     path: str
-    """`embedded`, a model's folder, or its name on the hub."""
+    """Path of the model's folder, its name on the hub, or `embedded`."""
     parameters: int
-    """Number of parameters without adapters and heads."""
+    """Number of parameters of the model, without adapters and heads."""
     place: str = ""
-    """A description such as `bfloat16 on cuda:1`; empty for float32 on the default device."""
+    """Description of the data type and device, such as `bfloat16 on cuda:1`; empty for float32 on the default device."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsMap:
-    """A team's weights."""
+    """A map of all weights of a team."""
 
     learners: tuple[LearnerRow, ...]
     bases: tuple[Base, ...]
 
     def row(self) -> dict[str, Any]:
-        """Return the map as plain JSON."""
+        """Return the map as a JSON object."""
         return asdict(self)
 
 
 def weights_map(team: Team, models: Mapping[str, Outline], nf4: Collection[str] = ()) -> WeightsMap:
-    """Return the map of a team with bases of these outlines; the bases in `nf4` are stored in four bits."""
+    """Return the map of the weights of a team, given the outlines of its base models.
+
+    Base models in `nf4` are stored in four bits.
+    """
     sizes = {base: model.parameters for base, model in models.items()}
     learners = []
     for name, policy in team.policies.items():
@@ -98,7 +101,7 @@ def _rate(rate: Rate) -> str:
 
 
 def describe(found: WeightsMap) -> list[str]:
-    """Return the map as lines of a table."""
+    """Return the map as the lines of a table."""
     rows = [("", "weights", "parameters", "", "agents")]
     rows += [
         (
@@ -119,7 +122,7 @@ def describe(found: WeightsMap) -> list[str]:
 
 
 def amount(number: int) -> str:
-    """Return a number of parameters as `0.82 M`."""
+    """Format a number of parameters, as in `0.82 M`."""
     for least, unit, name in ((5 * 10**8, 10**9, "B"), (5 * 10**5, 10**6, "M"), (10**3, 10**3, "k")):
         if number >= least:
             return f"{number / unit:.2f} {name}" if number < 10 * unit else f"{number / unit:.0f} {name}"
@@ -127,7 +130,7 @@ def amount(number: int) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes as `13 MB`."""
+    """Format a number of bytes, as in `13 MB`."""
     for unit, name in ((10**9, "GB"), (10**6, "MB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}" if count < 10 * unit else f"{count / unit:.0f} {name}"

@@ -1,8 +1,8 @@
-"""The lengths of prompts and answers in a step, from episodes with a mock engine.
+"""Determine the lengths of prompts and completions in a step by rolling out episodes with a mock engine.
 
-The mock engine answers at once, with as many tokens as allowed. In games it makes the moves of the environment's script;
-elsewhere it repeats a word. Environments that need servers or endpoints are not started: the plan assumes that every agent
-answers its first prompt once.
+The mock engine immediately returns completions with the maximum number of tokens. In games, it makes the moves of the environment's
+scripted expert; in other environments, it repeats a word. Environments that need servers or endpoints are not started. For these
+environments, the plan assumes that every agent answers its first prompt once.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ from kapelle.training.selection import training_tasks
 from kapelle.workflow import opening
 
 PLAYED = 8
-"""Maximum number of tasks that are rolled out; for each turn, the longest prompt is used."""
+"""Maximum number of tasks that are rolled out. For each turn, the longest prompt is used."""
 WORD = " the"
 _ARRIVING = 20
-"""Turns of the event loop after which all requests of a moment have arrived."""
+"""Number of iterations of the event loop after which all requests of a moment have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """One answer of an episode."""
+    """The lengths of the prompt and the completion of one turn."""
 
     policy: str
     agent: str
     moment: int
-    """Number of earlier answers in the episode; answers with the same number are sampled together."""
+    """Number of earlier turns in the episode. Turns with the same number are sampled together."""
     prompt: int
-    """Tokens."""
+    """Number of tokens of the prompt."""
     answer: int
-    """Maximum tokens."""
+    """Maximum number of tokens of the completion."""
     tempered: bool
-    """Whether its temperature is not 1."""
+    """Whether the temperature is not 1."""
     continues: bool = False
-    """Whether its prompt begins with the agent's last prompt and answer."""
+    """Whether the prompt starts with the previous prompt and completion of the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The answers of one episode, and the number of episodes in a step."""
+    """The turns of one episode, and the number of episodes in a step."""
 
     turns: tuple[PlannedTurn, ...]
     tasks: int
     group: int
-    """Episodes of a task."""
+    """Number of episodes per task."""
     played: bool
-    """False if the environment was not started, so that later turns are unknown."""
+    """Whether the environment was started. If the environment was not started, later turns are unknown."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with its answer."""
+        """Maximum number of tokens of a prompt together with its completion."""
         return max((turn.prompt + turn.answer for turn in self.turns), default=0)
 
 
 class _PlannedAgent(ScriptedEngine):
-    """A mock engine with answers of full length, which records them."""
+    """A mock engine that returns completions of the maximum length and records the turns."""
 
     def __init__(self, team: Team, environment: Environment, renderers: Mapping[str, ChatRenderer]) -> None:
         super().__init__(dict.fromkeys(team.policies, lambda _: ""), renderers)
@@ -75,10 +75,10 @@ class _PlannedAgent(ScriptedEngine):
         self._script = environment if moves and offers(environment, Scripted) else None
         self.turns: list[PlannedTurn] = []
         self._read: dict[str, tuple[int, ...]] = {}
-        """Agent → the tokens of its last prompt and answer."""
+        """Mapping from each agent to the tokens of its last prompt and completion."""
 
     async def generate(self, request: Request) -> Completion:
-        """Return an answer with as many tokens as allowed."""
+        """Return a completion with the maximum number of tokens."""
         moment = len(self.turns)
         for _ in range(_ARRIVING):
             await asyncio.sleep(0)
@@ -98,9 +98,9 @@ class _PlannedAgent(ScriptedEngine):
 
 
 def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer], group: int) -> Workload:
-    """Return the workload of a step; `renderers` are by base path, `group` is the number of episodes of a task.
+    """Return the workload of a step, given the renderers by base model path and the number of episodes per task (`group`).
 
-    Raises ConfigError if no episode has an answer.
+    Raises ConfigError if no episode has a turn.
     """
     by_policy = {
         name: renderers[team.bases[policy.base]]
@@ -132,7 +132,10 @@ def workload(config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer
 
 
 def _longest(episodes: Sequence[Sequence[PlannedTurn]]) -> tuple[PlannedTurn, ...]:
-    """Return the answers of the longest episode, each with the longest prompt of its agent's same turn in any episode."""
+    """Return the turns of the longest episode.
+
+    Each turn has the longest prompt that the same turn of its agent has in any episode.
+    """
     most = max(episodes, key=len)
     prompts: dict[tuple[str, int], int] = {}
     for episode in episodes:
@@ -153,7 +156,10 @@ def _longest(episodes: Sequence[Sequence[PlannedTurn]]) -> tuple[PlannedTurn, ..
 def _openings(
     config: RunConfig, team: Team, renderers: Mapping[str, ChatRenderer]
 ) -> tuple[PlannedTurn, ...]:
-    """Return one answer of each agent to its first prompt, or to a prompt that fills its context if tasks have no text."""
+    """Return one turn for each agent, with its first prompt.
+
+    If tasks have no text, the prompt fills the context of the agent.
+    """
     found = []
     for moment, agent in enumerate(team.agents):
         policy = team.policy(agent.name)

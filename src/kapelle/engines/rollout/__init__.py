@@ -1,4 +1,4 @@
-"""Rollout engines, which sample through one protocol; the built-in ones by name."""
+"""Rollout engines, which sample completions, and the table of the built-in engines."""
 
 from collections.abc import Mapping
 
@@ -6,4 +6,5 @@ BUILTIN: Mapping[str, str] = {
     "local": "kapelle.engines.rollout.local.settings:Local",
     "vllm": "kapelle.engines.rollout.vllm.settings:Vllm",
 }
-"""Mapping from the name in a recipe to `module:Class`, which is imported on first use."""
+"""Mapping from the name of a built-in rollout engine (`engine.name` in a recipe) to the `module:Class` of its settings,
+which is imported on first use."""

@@ -1,4 +1,4 @@
-"""An engine composed of several engines; each policy is sampled by the engine that holds it."""
+"""A rollout engine composed of several engines, which sends each request to the engine that holds the policy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from kapelle.engines.rollout.protocol import (
 
 
 def engine_of(engine: RolloutEngine, policy: str) -> RolloutEngine:
-    """Return the engine that samples a policy: the engine itself, or a part of a composed engine."""
+    """Return the engine that samples from a policy: either the given engine or a component of a composed engine."""
     return engine.engine_of(policy) if isinstance(engine, ComposedEngine) else engine
 
 
 class ComposedEngine(Interruptible, ServesCallers, HasNotes):
-    """Sends each request to the engine that holds its policy."""
+    """An engine that sends each request to the component engine that holds the policy of the request."""
 
     def __init__(self, engines: Sequence[RolloutEngine]) -> None:
         self._engines = tuple(engines)
@@ -33,16 +33,16 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
 
     @property
     def policies(self) -> Sequence[str]:
-        """Names of the policies of all engines."""
+        """The names of the policies of all component engines."""
         return tuple(self._engine_of)
 
     @property
     def notes(self) -> Sequence[str]:
-        """The engines' notes for the user."""
+        """The notes of all component engines for the user."""
         return tuple(note for engine in self._engines for note in notes_of(engine))
 
     def renderer(self, policy: str) -> Renderer:
-        """Return the renderer of a policy's conversations."""
+        """Return the renderer that converts the conversations of a policy into tokens."""
         return self._engine_of[policy].renderer(policy)
 
     async def generate(self, request: Request) -> Completion:
@@ -50,21 +50,24 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
         return await self._engine_of[request.policy].generate(request)
 
     def serve(self) -> None:
-        """Return completions independently of each other, in the engines that support it."""
+        """Make the component engines that support serving return completions independently of each other."""
         for engine in self._engines:
             if isinstance(engine, ServesCallers):
                 engine.serve()
 
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
-        """Return one completion from the engine that holds the policy; `on_tokens` gets its tokens as they are sampled."""
+        """Return one completion from the engine that holds the policy, and pass tokens to `on_tokens` as they are sampled."""
         return await stream_or_generate(self._engine_of[request.policy], request, on_tokens)
 
     def engine_of(self, policy: str) -> RolloutEngine:
-        """Return the engine that holds a policy."""
+        """Return the component engine that holds a policy."""
         return self._engine_of[policy]
 
     async def interrupt(self) -> Sequence[Interrupted]:
-        """Interrupt the requests of `Interruptible` engines, one engine after another, and wait for the requests of the others."""
+        """Interrupt the requests of each `Interruptible` component engine and return the interrupted requests.
+
+        The engines are interrupted one after another. The requests of the other component engines run to completion.
+        """
         return [
             broken
             for engine in self._engines
@@ -73,21 +76,21 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
         ]
 
     def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
-        """Make the one `Interruptible` engine pause."""
+        """Set the pauses of every `Interruptible` component engine."""
         for engine in self._engines:
             if isinstance(engine, Interruptible):
                 engine.pause_every(tokens, pause)
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Pass new weights to the engine that holds the policy."""
+        """Pass new weights to the component engine that holds the policy."""
         self._engine_of[policy].load(policy, weights, version)
 
     def release_caches(self) -> None:
-        """Release the caches of every engine."""
+        """Release the caches of every component engine."""
         for engine in self._engines:
             engine.release_caches()
 
     def close(self) -> None:
-        """Close every engine."""
+        """Close every component engine."""
         for engine in self._engines:
             engine.close()

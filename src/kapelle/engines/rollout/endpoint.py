@@ -1,7 +1,7 @@
-"""Frozen agents on an OpenAI-compatible server.
+"""Sample the completions of frozen agents from OpenAI-compatible servers.
 
-The server returns text without token ids and log-probs, so such an agent is never
-trained. A request that fails ends its episode with an error; the run continues.
+The server returns text without token ids and log-probs, so an agent on such a server is never trained. A request that
+fails ends its episode with an error, and the run continues.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ if TYPE_CHECKING:
     import httpx
 
 RETRIES = 6
-"""Maximum number of retries of a request, each within `engine.timeout`; the pauses between them add up to half a minute."""
+"""The maximum number of retries of a request. Each attempt may take `engine.timeout` seconds; the pauses between
+attempts add up to half a minute."""
 
 WITHHELD = ("content_filter", "error")
-"""Values of `finish_reason` with which a server returns no text; an empty completion then raises an error."""
+"""Values of `finish_reason` with which a server may withhold the text. An empty completion with one of these values
+raises an error."""
 
 
 def constraint_fields(constraint: Constraint | None) -> dict[str, Json]:
-    """Return the fields that apply a constraint; other constraints than JSON have no common form and are ignored."""
+    """Return the request fields that apply a constraint.
+
+    A constraint of kind `endpoint` contains the request fields themselves. Of the other constraints, only JSON
+    constraints have a form that servers have in common; all others are ignored.
+    """
     if constraint is not None and constraint.kind == "endpoint":
         fields: dict[str, Json] = json.loads(constraint.text)
         return fields
@@ -47,7 +53,7 @@ def constraint_fields(constraint: Constraint | None) -> dict[str, Json]:
 
 
 class EndpointEngine(RolloutEngine):
-    """Sends requests to remote servers; keeps no state between them."""
+    """An engine that sends requests to remote servers. The engine keeps no state between requests."""
 
     def __init__(
         self,
@@ -56,7 +62,11 @@ class EndpointEngine(RolloutEngine):
         retries: int = RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Allow `timeout` seconds per HTTP request, from connection to the last byte; `transport` replaces the network in tests."""
+        """Create an engine for these endpoints.
+
+        The argument `timeout` is the maximum time in seconds for an HTTP request, from the connection to the last byte.
+        The argument `transport` replaces the network in tests.
+        """
         for policy, endpoint in endpoints.items():
             try:
                 open_address(endpoint.url)
@@ -72,15 +82,15 @@ class EndpointEngine(RolloutEngine):
 
     @property
     def policies(self) -> Sequence[str]:
-        """Names of its policies."""
+        """The names of the policies that are served by endpoints."""
         return tuple(self._endpoints)
 
     def renderer(self, policy: str) -> ByteRenderer:
-        """Return a renderer with bytes as tokens; the server has its own tokeniser."""
+        """Return a renderer that uses bytes as token ids, because the server has its own tokeniser."""
         return self._renderer
 
     async def generate(self, request: Request) -> Completion:
-        """Return the server's completion; EpisodeError if the last retry fails."""
+        """Return the server's completion. Raises EpisodeError if all retries fail or the server's answer is invalid."""
         endpoint = self._endpoints.get(request.policy)
         if endpoint is None:
             raise EngineError(
@@ -130,14 +140,14 @@ class EndpointEngine(RolloutEngine):
         )
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Raise EngineError: a remote server has its own weights."""
+        """Raise EngineError, because weights cannot be loaded into a remote server."""
         raise EngineError(
             f"Policy '{policy}' is a remote endpoint, which cannot load weights. Mark it as frozen."
         )
 
 
 def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:
-    """Return messages in the format of OpenAI's API, with tool calls and results in its fields where messages contain them."""
+    """Return messages in the format of OpenAI's API, with tool calls and tool results in the API's own fields."""
     rows: list[dict[str, Json]] = []
     for message, row in zip(messages, conversation(defused(messages)), strict=True):
         fields = {} if message.structured is None else json.loads(message.structured)
@@ -171,7 +181,7 @@ _CALL = re.compile(r"<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
 
 
 def _text(message: Any) -> str:
-    """Return an answer with its tool calls as text."""
+    """Return the text of a server's answer, including its tool calls in text form."""
     texts = [message.get("content") or message.get("refusal") or ""]
     for call in message.get("tool_calls") or ():
         name, arguments = json.dumps(call["function"]["name"]), call["function"]["arguments"] or "{}"
@@ -184,7 +194,7 @@ def _text(message: Any) -> str:
 
 
 def _calls_of(text: str) -> list[dict[str, Json]]:
-    """Return the calls of an earlier answer; an empty list if they are not JSON."""
+    """Return the tool calls in the text of an earlier answer, or an empty list if the calls are not valid JSON."""
     try:
         return [{"function": json.loads(found)} for found in _CALL.findall(text)]
     except (ValueError, RecursionError):
@@ -192,7 +202,7 @@ def _calls_of(text: str) -> list[dict[str, Json]]:
 
 
 def _usage(counted: object) -> tuple[int, int] | None:
-    """Return the server's count of prompt and completion tokens; None if it reports none."""
+    """Return the numbers of prompt and completion tokens that the server counted, or None if the server does not report them."""
     if not isinstance(counted, dict):
         return None
     read, written = counted.get("prompt_tokens"), counted.get("completion_tokens")

@@ -14,9 +14,9 @@ GREEDY = Sampling(max_tokens=512, temperature=0.0)
 def query_engine(
     engine: RolloutEngine, policy: str, sampling: Sampling = GREEDY
 ) -> Callable[[Sequence[Message]], Awaitable[str]]:
-    """Return a judge backed by a policy of an engine: it maps a conversation to the reply's text.
+    """Return a judge that uses a policy of an engine: an async function from a conversation to the text of the reply.
 
-    The same conversation gets the same reply.
+    The seed is derived from the messages, so the judge always gives the same reply to the same conversation.
     """
 
     async def reply(messages: Sequence[Message]) -> str:

@@ -1,12 +1,13 @@
-"""The rollout engine's protocol: many requests in flight, from all agents of all episodes.
+"""The interface of rollout engines, which serve many concurrent requests from all agents of all episodes.
 
-For each request an engine returns the tokens that one policy sampled, their log-probs, and the version
-and content hash of its weights. It may batch requests in any way; a request's completion depends on its seed and is
-independent of the other requests in its batch.
+For each request, a rollout engine returns the tokens that the policy sampled, their log-probs, and the version and
+content hash of the policy's weights. An engine may batch requests in any way. The completion of a request depends on
+the seed of the request and is independent of the other requests in its batch.
 
-An engine and its settings declare optional abilities by inheriting from a class below, like environments (ADR
-0068): `Interruptible`, `HasNotes`, `HasQueue`, `ServesCallers` and `KnowsAlternatives`; for settings, `AllowsInterrupts`
-and `ChecksItself`. An attribute named `notes` does not declare an ability by itself.
+Rollout engines and their settings declare optional abilities by inheriting from classes of this module, as environments
+do (ADR 0068). The optional abilities of an engine are `Interruptible`, `HasNotes`, `HasQueue`, `ServesCallers` and
+`KnowsAlternatives`. The optional abilities of an engine's settings include `AllowsInterrupts` and `ChecksItself`. An
+engine that merely has an attribute named `notes` does not have the ability `HasNotes`.
 """
 
 from __future__ import annotations
@@ -28,55 +29,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One policy call."""
+    """A request for one completion of a policy."""
 
     policy: str
     agent: str
     messages: tuple[Message, ...]
-    """The agent's whole conversation, for engines that read text."""
+    """The agent's whole conversation, for engines that take messages."""
     prompt_ids: tuple[int, ...]
-    """The same conversation as token ids, for engines that read tokens."""
+    """The agent's whole conversation as token ids, for engines that take token ids."""
     sampling: Sampling
     seed: int
     task: Task
-    """The task of the episode; only scripts use it."""
+    """The task of the episode. Only scripted policies use the task."""
     sample: int = 0
-    """Index of the episode in its group, from 0; only recordings use it."""
+    """The index of the episode in its group, starting at 0. Only recordings use this index."""
     begun: tuple[int, ...] = ()
-    """Ids of this completion that were sampled before an interrupt (`Interruptible`). They count towards `sampling.max_tokens`;
-    the completion contains only the ids after them, but the text of all ids."""
+    """The token ids of this completion that were sampled before the request was interrupted (see `Interruptible`).
+    These tokens count towards `sampling.max_tokens`. The `ids` of the completion contain only the tokens sampled after
+    the interrupt, but the `text` of the completion covers all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One completion of a policy."""
+    """A completion of a policy."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Log-prob of each id under the sampling distribution (nats)."""
+    """The log-prob of each token id under the sampling distribution, in nats."""
     finish_reason: FinishReason
     text: str
     version: int
     weights_hash: str
     routing: Routing | None = None
-    """The experts of prompt and completion, from engines that record them (`RecordsRouting`)."""
+    """The experts selected for the tokens of the prompt and the completion, if the engine records them (see
+    `RecordsRouting`)."""
     usage: tuple[int, int] | None = None
-    """The server's count of prompt and completion tokens, if `ids` are not the server's tokens."""
+    """The numbers of prompt tokens and completion tokens that a server reported, if `ids` are not the server's tokens."""
     constraint: Constraint | None = None
-    """The constraint that was applied, so that log-probs are those of the constrained distribution; None from samplers that
-    ignore constraints: scripts, people and endpoints."""
+    """The constraint that was applied during decoding; the log-probs are those of the constrained distribution. The
+    value is None for samplers that ignore constraints (scripts, human players and endpoints)."""
 
 
 class Renderer(Protocol):
-    """Turns one agent's conversation into token ids; sampled ids are never retokenised."""
+    """Converts the conversation of one agent into token ids. Sampled token ids are never retokenised."""
 
     @property
     def context(self) -> int:
-        """Maximum number of tokens of prompt and completion together."""
+        """The maximum number of tokens of a prompt and its completion together."""
         ...
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the prompt ids of a new conversation, ready for the agent's completion."""
+        """Return the prompt token ids of a new conversation, ready for the agent's completion."""
         ...
 
     def extend(
@@ -86,37 +89,38 @@ class Renderer(Protocol):
         new_messages: Sequence[Message],
         before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
-        """Return the next prompt: the last one, the sampled ids, and the messages `new_messages` since.
+        """Return the prompt of the next turn: the previous prompt, the sampled token ids and `new_messages`.
 
-        `before` is the conversation up to that completion, for chat templates that drop earlier thoughts.
+        The argument `before` is the conversation up to the sampled completion, for chat templates that remove earlier
+        thoughts.
         """
         ...
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
-        """Return how many tokens of a completion and characters of its text are thoughts; thoughts come first."""
+        """Return the number of tokens and the number of characters at the start of a completion that are thoughts."""
         ...
 
 
 @runtime_checkable
 class ReadsPrompts(Protocol):
-    """A renderer that reads plain prompts."""
+    """A renderer that tokenises plain prompts, without a chat template."""
 
     def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        """Return a prompt's token ids; ContextError if it is too long or has ids without an embedding."""
+        """Return the token ids of a prompt. Raises ContextError if the prompt is too long or contains ids without an embedding."""
         ...
 
 
 @runtime_checkable
 class TakesArguments(Protocol):
-    """A renderer with a chat template that takes arguments."""
+    """A renderer whose chat template takes arguments."""
 
     def with_arguments(self, arguments: Mapping[str, Json]) -> Any:
-        """Return a renderer that gives the chat template these arguments."""
+        """Return a renderer that passes these arguments to the chat template."""
         ...
 
 
 def agent_renderer(agent: Agent, renderer: AnyRenderer) -> AnyRenderer:
-    """Return an agent's renderer: that of its policy with the agent's template arguments."""
+    """Return the renderer of an agent: the renderer of the agent's policy with the agent's chat template arguments."""
     if not agent.chat_template_kwargs:
         return renderer
     found: Any = renderer
@@ -129,52 +133,52 @@ AnyRenderer = TypeVar("AnyRenderer", bound=Renderer)
 
 
 class WritingRenderer(Renderer, Protocol):
-    """A renderer that also turns completions written by hand into tokens, and tokens into text."""
+    """A renderer that can also convert hand-written completions into tokens and tokens into a string."""
 
     def completion(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a completion, including the end of turn."""
+        """Return the token ids of a completion, including the end-of-turn token."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, including special tokens."""
+        """Return the string that the token ids stand for, including special tokens."""
         ...
 
 
 class RolloutEngine(Protocol):
-    """Samples completions for its policies.
+    """An engine that samples completions for a set of policies.
 
-    A class that inherits from it gets a `release_caches` and a `close` that do nothing.
+    Subclasses inherit a `release_caches` method and a `close` method that do nothing.
     """
 
     @property
     def policies(self) -> Sequence[str]:
-        """Names of the policies that it holds."""
+        """The names of the policies that the engine can sample from."""
         ...
 
     def renderer(self, policy: str) -> Renderer:
-        """Return the renderer that turns a policy's conversations into tokens."""
+        """Return the renderer that converts the conversations of a policy into tokens."""
         ...
 
     async def generate(self, request: Request) -> Completion:
-        """Return one completion; concurrent calls are batched together."""
+        """Return one completion. Concurrent calls are batched."""
         ...
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Load new weights for a policy; later completions have this version and the weights' hash."""
+        """Load new weights for a policy. Later completions carry this version number and the hash of these weights."""
         ...
 
     def release_caches(self) -> None:
-        """Free memory that the engine can recompute, before an update that needs it; no request is in flight."""
+        """Free memory that the engine can recompute, before an update needs the memory. No request is in flight during this call."""
         return  # nothing to release by default
 
     def close(self) -> None:
-        """Release all resources."""
+        """Release all resources of the engine."""
         return  # likewise
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """An interrupted request, with its tokens so far."""
+    """An interrupted request, together with the tokens that were sampled before the interrupt."""
 
     request: Request
     ids: tuple[int, ...]
@@ -184,21 +188,23 @@ class Interrupted:
 
 
 class Interruptible:
-    """An engine that can interrupt requests and continue them with new weights (`training.partial_rollouts`)."""
+    """An engine that can interrupt requests and continue them with new weights (see `training.partial_rollouts`)."""
 
     async def interrupt(self) -> Sequence[Interrupted]:
-        """Interrupt all requests once every coroutine waits for a completion, and return them; they never complete.
+        """Interrupt all requests as soon as every coroutine is waiting for a completion, and return the interrupted requests.
 
-        Requests that are complete by then return their completions first. A request continues as a new one with
-        `Request.begun`, which recomputes prompt and ids: the new log-probs are those of the engine's new weights.
+        Requests that are already complete return their completions first. Interrupted requests never complete. To
+        continue an interrupted request, submit a new request with `Request.begun`; the engine then recomputes the
+        prompt and the sampled tokens, so the log-probs of new tokens are those of the new weights.
         """
         raise NotImplementedError
 
     def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
-        """From now on, await `pause` after about this many tokens of each row, once every coroutine waits for a completion.
+        """Await `pause` after about every `tokens` tokens of each row, as soon as every coroutine is waiting for a completion.
 
-        If it returns True, sampling stops until `interrupt`; None ends the pauses. The times of pauses may depend only on
-        the requests. Runs of several processes need this method. Raises EngineError in an engine that does not define it.
+        If `pause` returns True, sampling stops until `interrupt` is called. Pass None as `pause` to stop pausing. The
+        times of the pauses must depend only on the requests. Training with several processes requires this method.
+        Raises EngineError if the engine does not define this method.
         """
         if pause is not None:
             raise EngineError(
@@ -208,10 +214,10 @@ class Interruptible:
 
 
 class EngineSettings(Protocol):
-    """Frozen settings that build a rollout engine."""
+    """Immutable settings from which a rollout engine is built."""
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> RolloutEngine:
-        """Return the engine for these policies; `models` are the trainer's models, by base name."""
+        """Return the engine for these policies. The argument `models` maps the names of base models to the trainer's models."""
         ...
 
 
@@ -220,94 +226,95 @@ class AllowsInterrupts:
 
 
 class RecordsRouting:
-    """Settings of an engine that records the experts of each token (`Completion.routing`) if the model requests it."""
+    """Settings of an engine that records the experts selected for each token (`Completion.routing`) if the model requires it."""
 
     def check_recording(self, model: LanguageModel) -> None:
-        """Raise ModelError if a model's experts cannot be recorded; by default, all models are supported."""
+        """Raise ModelError if the experts of a model cannot be recorded. By default, all models are supported."""
 
 
 class ReadsImages:
-    """Settings of an engine that samples from prompts with images (`Message.images`)."""
+    """Settings of an engine that can sample from prompts that contain images (`Message.images`)."""
 
 
 class HoldsToConstraints:
-    """Settings of an engine that applies `Sampling.constraint`."""
+    """Settings of an engine that applies `Sampling.constraint` during decoding."""
 
 
 class ChecksItself:
-    """Settings of an engine with further requirements."""
+    """Settings of an engine with additional requirements for the machine or the policies."""
 
     def check(self) -> None:
-        """Raise ConfigError if this machine cannot run the engine; called before anything is loaded."""
+        """Raise ConfigError if the engine cannot run on this machine. This method is called before any model is loaded."""
         raise NotImplementedError
 
     def check_policies(self, policies: Iterable[Policy]) -> None:
-        """Raise ConfigError for a policy that the engine cannot sample with; called before anything is loaded."""
+        """Raise ConfigError if the engine cannot sample from one of the policies. This method is called before any model is loaded."""
         return  # all policies are supported by default
 
 
 class HasNotes:
-    """An engine with notes for the user before it samples."""
+    """An engine that has notes for the user before sampling starts."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """Notes for the user, such as why sampling will be slow; often empty."""
+        """Notes for the user, such as the reason why sampling will be slow. The sequence is often empty."""
         raise NotImplementedError
 
 
 class HasQueue:
-    """An engine with a queue of requests."""
+    """An engine that has a queue of requests."""
 
     @property
     def waiting(self) -> int:
-        """Number of waiting requests; may be called from any thread."""
+        """The number of waiting requests. This property can be read from any thread."""
         raise NotImplementedError
 
 
 OnTokens = Callable[[Sequence[int], Sequence[float]], None]
-"""Function that is called with the next token ids of a completion and their log-probs."""
+"""A callback that receives the next token ids of a completion and their log-probs."""
 
 
 class ServesCallers:
-    """An engine that can also serve callers at any time, and stream completions."""
+    """An engine that can also serve external callers at any time and stream completions."""
 
     def serve(self) -> None:
-        """Return completions independently of each other from now on; results may then differ in the last bits between runs.
+        """Return completions independently of each other from now on. Afterwards, results may differ in the last bits between runs.
 
-        By default this does nothing, because completions of such engines are independent.
+        By default, this method does nothing, for engines whose completions are always independent.
         """
 
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
-        """Return one completion as `generate` does; `on_tokens` gets its tokens as they are sampled, except the last ones."""
+        """Return one completion, like `generate`, and pass its tokens to `on_tokens` as they are sampled, except for the last tokens."""
         raise NotImplementedError
 
 
 Likeliest = tuple[tuple[int, float], ...]
-"""The likeliest tokens at one position, in descending order, with their log-probs (nats)."""
+"""The most likely tokens at one position in descending order, each with its log-prob in nats."""
 
 
 class AppliesConstraints:
-    """An engine that applies `Sampling.constraint`."""
+    """An engine that applies `Sampling.constraint` during decoding."""
 
     def fits(self, policy: str, constraint: Constraint, most: int) -> bool | None:
-        """Return whether some completion of at most `most` tokens satisfies a constraint; None if unknown.
+        """Return whether a completion of at most `most` tokens can satisfy a constraint, or None if this is unknown.
 
-        May be called from any thread.
+        This method can be called from any thread.
         """
         return None
 
 
 class Recites(AppliesConstraints):
-    """An engine with scripted answers, such as the teacher of a warm-up; its text is assumed to satisfy any constraint."""
+    """An engine that returns scripted answers, which are assumed to satisfy any constraint, such as the teacher of a warm-up."""
 
 
 class KnowsAlternatives:
-    """An engine that can return the likeliest alternatives to each sampled token."""
+    """An engine that can return the most likely alternatives to each sampled token."""
 
     def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
-        """Return the `count` likeliest tokens at the position of each id of a completion of this request.
+        """Return the `count` most likely tokens at each position of a completion of this request.
 
-        Called on the engine's thread, between its steps; the log-probs are those of the sampling distribution.
+        The method runs on the engine's thread, between decoding steps. The log-probs are those of the sampling
+        distribution.
         """
         raise NotImplementedError
 
@@ -315,7 +322,7 @@ class KnowsAlternatives:
 async def stream_or_generate(
     engine: RolloutEngine, request: Request, on_tokens: OnTokens | None
 ) -> Completion:
-    """Return one completion; engines that stream call `on_tokens` with its tokens as they are sampled."""
+    """Return one completion. Engines that support streaming pass the tokens to `on_tokens` as they are sampled."""
     if on_tokens is not None and isinstance(engine, ServesCallers):
         return await engine.stream(request, on_tokens)
     return await engine.generate(request)
@@ -328,11 +335,12 @@ ABILITIES: Sequence[tuple[type, str]] = (
     (ServesCallers, "stream"),
     (KnowsAlternatives, "alternatives"),
 )
-"""Abilities that a rollout engine declares by inheritance, each with a method that the engine must then define."""
+"""The abilities that a rollout engine declares by inheritance. Each entry is a class and the name of the method that an
+engine with this ability must define."""
 
 
 def check_abilities(engine: object, abilities: Sequence[tuple[type, str]]) -> None:
-    """Raise ConfigError if an engine inherits from an ability but does not define its method."""
+    """Raise ConfigError if an engine inherits from an ability class but does not define the method that the ability requires."""
     kind = type(engine)
     for ability, part in abilities:
         if isinstance(engine, ability) and getattr(kind, part) is vars(ability)[part]:
@@ -343,12 +351,12 @@ def check_abilities(engine: object, abilities: Sequence[tuple[type, str]]) -> No
 
 
 def notes_of(engine: RolloutEngine) -> Sequence[str]:
-    """Return an engine's notes for the user."""
+    """Return the notes of an engine for the user."""
     return engine.notes if isinstance(engine, HasNotes) else ()
 
 
 def engine_class(name: str) -> type:
-    """Return the settings class of a rollout engine by name, `module:Class` or entry point."""
+    """Return the settings class of a rollout engine, given a built-in name, a `module:Class` path or the name of an entry point."""
     return find_class("engine", name, catalogue("kapelle.engines.rollout"))
 
 
@@ -356,13 +364,13 @@ def engine_class(name: str) -> type:
 
 
 def check_images(run: RunToCheck) -> Iterator[str]:
-    """Yield a message for an engine that does not support the images of an environment."""
+    """Yield an error message if an environment uses images and the rollout engine does not support images."""
     if not isinstance(run.config.engine, ReadsImages):
         yield from text_alone(run, f"`engine.name: {run.config.engine.name}`")
 
 
 def check_constraints(run: RunToCheck) -> None:
-    """Raise ConfigError for a constraint on completions that an agent's engine does not support, or that no text satisfies."""
+    """Raise ConfigError if an agent's engine does not support the agent's constraint or no string satisfies the constraint."""
     config, team = run.config, run.team
     for agent in team.agents:
         constraint, name = agent.sampling.constraint, agent.name
@@ -393,7 +401,7 @@ def check_constraints(run: RunToCheck) -> None:
 
 
 def check_engine(run: RunToCheck) -> Iterator[str]:
-    """Yield a message if the engine cannot record routing; raise ConfigError for a policy or machine that it does not support."""
+    """Yield an error message if the engine cannot record routing. Raises ConfigError if a policy or the machine is not supported."""
     engine = run.config.engine
     if run.config.model.routing == "replayed" and not isinstance(engine, RecordsRouting):
         yield f"`model.routing: replayed` is not supported by `engine.name: {engine.name}`. Set `model.routing: free`."

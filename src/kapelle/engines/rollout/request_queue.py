@@ -1,8 +1,8 @@
-"""The queue of requests to a sampler, and the wait until all of them have arrived.
+"""The queue of sampling requests, and the function that waits until all requests have arrived.
 
-The last bits of a row's results depend on the other rows of its batch. Engines that sample in this process therefore wait
-until no coroutine can continue without a completion, and let requests join in an order that is independent of time. This
-makes runs repeatable.
+The last bits of a row's results depend on the other rows of its batch. Engines that sample in this process therefore
+wait until no coroutine can continue without a completion, and add requests to the batch in an order that is independent
+of time. As a result, runs are repeatable.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ from kapelle.runtime.batch_barrier import BatchBarrier, Participant, current_par
 from kapelle.runtime.deadlines import pause_deadline
 
 QUIET_TICKS = 8
-"""Number of turns of the event loop without a new request after which all coroutines are assumed to wait;
-nested gathers need up to four to return a result."""
+"""The number of iterations of the event loop without a new request after which all coroutines are assumed to be
+waiting. Nested calls of `asyncio.gather` need up to four iterations to return a result."""
 
 PAUSE = 32
-"""Maximum tokens that rows generate before other coroutines run and may submit requests."""
+"""The maximum number of tokens that rows generate before other coroutines get a chance to run and submit requests."""
 
 Output = TypeVar("Output")
 
 
 @dataclass(slots=True, eq=False)
 class PendingRequest(Generic[Output]):
-    """A request that waits for its completion."""
+    """A request that is waiting for its completion."""
 
     request: Request
     future: asyncio.Future[Completion]
     part: Participant | None
-    """The part of the rollout that sent the request; None outside a rollout."""
+    """The participant in the rollout that sent the request, or None outside a rollout."""
     start_clock: Callable[[], None]
-    """Function that is called when its row joins, which starts its deadline."""
+    """A function that is called when the request joins the batch and that starts the request's deadline."""
     output: Output | None = None
-    """The output of its row; None while it waits."""
+    """The output of the request's row in the batch, or None while the request is waiting in the queue."""
     notified: bool = False
     on_tokens: OnTokens | None = None
-    """Function that is called with the tokens of its row as they are sampled; None without streaming."""
+    """A callback that receives the tokens of the request as they are sampled, or None if the request does not stream."""
 
     def order(self) -> tuple[int, tuple[int, ...], str, int]:
-        """Sort key among the requests since the last decoding; requests outside rollouts keep their order."""
+        """Return the key by which requests that arrived since the last decoding are sorted; requests outside rollouts keep their order."""
         if self.part is None:
             return 0, (), "", 0
         return *self.part.order, self.request.agent, self.request.seed
 
     def notify(self) -> None:
-        """Notify the part of the rollout that its request has ended."""
+        """Notify the sending participant of the rollout that its request has ended."""
         if self.part is not None and not self.notified:
             self.part.ended_request()
         self.notified = True
 
     def answer(self, completion: Completion) -> None:
-        """Return a completion to the awaiting coroutine, if it is still waiting."""
+        """Return a completion to the coroutine that awaits the request, if the coroutine is still waiting."""
         self.notify()
         if not self.future.done():
             self.future.set_result(completion)
 
     def fail(self, error: Exception) -> None:
-        """Raise an EngineError in the awaiting coroutine, if it is still waiting."""
+        """Raise an EngineError in the coroutine that awaits the request, if the coroutine is still waiting."""
         self.notify()
         if not self.future.done():
             failure = error
@@ -74,14 +74,14 @@ class PendingRequest(Generic[Output]):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestQueue(Generic[Output]):
-    """Requests to one base model that have not joined its rows yet."""
+    """The requests to one base model that are not part of the current batch yet."""
 
     arrived: list[PendingRequest[Output]] = field(default_factory=list)
-    """Requests since the last decoding."""
+    """The requests that arrived since the last decoding."""
     waiting: list[PendingRequest[Output]] = field(default_factory=list)
 
     async def answer_to(self, request: Request, on_tokens: OnTokens | None = None) -> Completion:
-        """Add a request, as part of the current rollout, and wait for its completion."""
+        """Submit a request on behalf of the current rollout participant and wait for the completion."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         pending = PendingRequest[Output](
             request, future, current_participant(), pause_deadline(), on_tokens=on_tokens
@@ -95,21 +95,21 @@ class RequestQueue(Generic[Output]):
             pending.notify()
 
     def enqueue_arrived(self) -> None:
-        """Append the arrived requests to the waiting ones, in an order that is independent of time."""
+        """Move the newly arrived requests to the end of the waiting list, in an order that is independent of time."""
         self.waiting += sorted(self.arrived, key=PendingRequest.order)
         self.arrived = []
 
     def drop_cancelled(self) -> None:
-        """Forget cancelled requests."""
+        """Remove cancelled requests from the queue."""
         self.arrived = [pending for pending in self.arrived if not pending.future.done()]
         self.waiting = [pending for pending in self.waiting if not pending.future.done()]
 
 
 async def wait_for_requests(here: BatchBarrier, arrived: Callable[[], int], patience: float) -> None:
-    """Wait until every coroutine and every episode with a busy environment has sent its request or ended.
+    """Wait until every coroutine, and every episode whose environment is busy, has sent its request or ended.
 
-    `arrived` counts the requests so far; `patience` is the maximum wait in seconds for busy environments while nothing
-    happens.
+    The function `arrived` returns the number of requests so far. The argument `patience` is the maximum time in seconds
+    to wait for busy environments while nothing changes.
     """
     while True:
         # If no request arrives for some turns of the event loop, all coroutines wait for a completion.

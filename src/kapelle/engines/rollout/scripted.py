@@ -1,4 +1,4 @@
-"""Policies that are functions, for tests, golden transcripts, opponents and demonstrations."""
+"""Scripted policies, which are Python functions, for tests, golden transcripts, opponents and demonstrations."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from kapelle.runtime.thoughts import split_thoughts
 from kapelle.types import Message
 
 Script = Callable[[Request], str]
-"""A scripted policy: a function from a request to the text of its answer."""
+"""A scripted policy: a function that returns the text of an answer to a request."""
 
 
 class ByteRenderer:
-    """A renderer with UTF-8 bytes as token ids, for scripts, which read the messages."""
+    """A renderer for scripted policies whose token ids are UTF-8 bytes."""
 
     context = 1_000_000
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the bytes of all messages, one line each."""
+        """Return the UTF-8 bytes of all messages, with one message per line."""
         return tuple("".join([f"{m.role}: {m.content}\n" for m in messages]).encode("utf-8", "replace"))
 
     def extend(
@@ -29,21 +29,21 @@ class ByteRenderer:
         new_messages: Sequence[Message],
         before: Sequence[Message] = (),
     ) -> tuple[int, ...]:
-        """Return the last prompt and completion, followed by the bytes of the messages `new_messages` since."""
+        """Return the previous prompt and the completion, followed by the bytes of `new_messages`."""
         return (*prompt, *completion, *b"\n", *self.start(new_messages))
 
     def thoughts(self, prompt: Sequence[int], completion: Sequence[int], text: str) -> tuple[int, int]:
-        """Return the length of a text's thoughts; a server's text may lack the opening mark."""
+        """Return the length of the thoughts at the start of a text. A server's text may lack the opening tag."""
         if "THINK]" not in text and "think>" not in text:
             return 0, 0
         return 0, len(text) - len(split_thoughts(text, thinking="</think>" in text)[1])
 
     def completion(self, text: str) -> tuple[int, ...]:
-        """Return the bytes of a completion."""
+        """Return the UTF-8 bytes of a completion."""
         return tuple(text.encode("utf-8", "replace"))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return bytes as text."""
+        """Return the string that UTF-8 bytes encode."""
         return bytes(ids).decode("utf-8", "replace")
 
 
@@ -51,26 +51,26 @@ _BYTES = ByteRenderer()
 
 
 class ScriptedEngine(RolloutEngine, Recites):
-    """Returns the text of its policy's script for each request, with log-prob 0."""
+    """An engine that answers each request with the text of the policy's script and reports log-prob 0 for every token."""
 
     def __init__(
         self, scripts: Mapping[str, Script], renderers: Mapping[str, WritingRenderer] | None = None
     ) -> None:
-        """Take scripts by policy; `renderers` turn their text into tokens of a policy's model."""
+        """Create an engine from scripts by policy name. The renderers convert a script's text into tokens of the policy's model."""
         self.scripts = dict(scripts)
         self._renderers = dict(renderers or {})
 
     @property
     def policies(self) -> Sequence[str]:
-        """Names of the scripted policies."""
+        """The names of the scripted policies."""
         return tuple(self.scripts)
 
     def renderer(self, policy: str) -> WritingRenderer:
-        """Return the policy's renderer, by default one with bytes as tokens."""
+        """Return the renderer of a policy. The default renderer uses bytes as token ids."""
         return self._renderers.get(policy, _BYTES)
 
     async def generate(self, request: Request) -> Completion:
-        """Return the text of the script of the request's policy; EngineError for an unknown policy."""
+        """Return the text of the policy's script as a completion. Raises EngineError if the policy is unknown."""
         script = self.scripts.get(request.policy)
         if script is None:
             raise EngineError(
@@ -81,5 +81,5 @@ class ScriptedEngine(RolloutEngine, Recites):
         return Completion(ids, (0.0,) * len(ids), "stop", text, version=0, weights_hash="script")
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Raise EngineError: a script has no weights."""
+        """Raise EngineError, because scripted policies have no weights."""
         raise EngineError(f"The scripted policy '{policy}' has no weights to load. Mark its agent as frozen.")

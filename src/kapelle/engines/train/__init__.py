@@ -1,4 +1,4 @@
-"""Train engines, which hold the trained weights and share one protocol; the built-in ones by name."""
+"""Train engines, which hold the trained weights, and the table of the built-in train engines."""
 
 from collections.abc import Mapping
 
@@ -7,4 +7,5 @@ BUILTIN: Mapping[str, str] = {
     "ddp": "kapelle.engines.train.settings:Ddp",
     "fsdp": "kapelle.engines.train.settings:Fsdp",
 }
-"""Mapping from the name in a recipe to `module:Class`, which is imported on first use."""
+"""Mapping from the name of a built-in train engine (`train_engine.name` in a recipe) to the `module:Class` of its
+settings, which is imported on first use."""

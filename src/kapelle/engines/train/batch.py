@@ -1,14 +1,15 @@
-"""Pack samples as flat tokens for forward passes, with every distinct token once; split them into passes, minibatches and shards.
+"""Pack samples into batches of flat tokens for forward passes, and split samples into minibatches and shards.
 
-A learner is a set of weights that is evaluated at target tokens: a policy for log-probs, a critic
-for the values before them. The samples of a group share their prompt, later turns of an agent extend
-earlier ones, and short answers are often equal: `unfold` finds shared tokens, and `pack` concatenates the rest. This
-changes no result: a sequence attends only to itself, and its positions start at 0.
+Every distinct token is computed once. A learner is a set of weights that is evaluated at target tokens: a policy
+computes the log-probs of the target tokens, and a critic computes the values before them. The samples of a group share
+their prompt, later turns of an agent extend earlier turns, and short answers are often equal. The function `unfold`
+finds these shared tokens, and `pack` concatenates the rest. Packing does not change any result, because a sequence
+attends only to itself and its positions start at 0.
 
-Samples that a loss compares with one another form a bundle (`Sample.bundle`): they stay together in one forward pass, in one
-optimiser step and on one rank.
+Samples that a loss compares with each other form a bundle (`Sample.bundle`). The samples of a bundle stay together in
+one forward pass, in one optimiser step and on one rank.
 
-Shapes: N flat tokens, K target tokens, S sequences (samples) of one learner.
+In tensor shapes, N is the number of flat tokens, K of target tokens, and S of sequences (samples) of one learner.
 """
 
 from __future__ import annotations
@@ -35,38 +36,39 @@ class MicroBatch:
     """The target tokens of one learner in a batch."""
 
     place: slice
-    """Their positions among the K targets of the batch."""
+    """The positions of the learner's targets among the K targets of the batch."""
     targets: Targets
     samples: tuple[int, ...]
-    """Index of the sample of each of the S segments."""
+    """The index of the sample that each of the S segments belongs to."""
     counts: tuple[int, ...]
-    """Number of targets of each segment."""
+    """The number of targets in each segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTargets:
-    """The tokens that constraints allowed at the positions of targets; equal masks are stored once.
+    """The tokens that constraints allowed at the positions of targets. Equal masks are stored once.
 
-    M distinct masks, W words of 32 tokens each (`TokenMasks`).
+    In tensor shapes, M is the number of distinct masks and W the number of words of 32 tokens each (see `TokenMasks`).
     """
 
     bits_MW: Tensor
-    """The distinct masks; the first mask allows all tokens."""
+    """The distinct masks. The first mask allows all tokens."""
     mask_K: Tensor
-    """Index of each target's mask."""
+    """The index of the mask of each target."""
 
     def to(self, device: torch.device) -> AllowedTargets:
-        """Return the allowed tokens on a device."""
+        """Return the allowed tokens on another device."""
         return AllowedTargets(self.bits_MW.to(device), self.mask_K.to(device))
 
     def among(self, place: slice) -> AllowedTargets:
-        """Return the allowed tokens of some targets."""
+        """Return the allowed tokens of the targets in a slice."""
         return replace(self, mask_K=self.mask_K[place])
 
     def cut(self, logits_KC: Tensor, first: int = 0, rows: slice = slice(None)) -> Tensor:
-        """Set the logits of forbidden tokens, counted from `first`, to −∞ in place, and return them.
+        """Set the logits of forbidden tokens to −∞ in place and return the logits.
 
-        `rows` are the targets of these logits.
+        The first column of `logits_KC` belongs to the token id `first`. The slice `rows` selects the targets of these
+        logits.
         """
         bits_KW = self.bits_MW[self.mask_K[rows]]
         return logits_KC.masked_fill_(~allowed_words(bits_KW, first, first + logits_KC.shape[1]), -torch.inf)
@@ -74,34 +76,35 @@ class AllowedTargets:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One forward pass over one base model."""
+    """The inputs of one forward pass over one base model."""
 
     tokens_N: Tensor
     positions_N: Tensor
     plan: AttentionPlan
     spans: tuple[Span, ...]
-    """Sequences and shared prefixes of the plan."""
+    """The sequences and shared prefixes of the attention plan."""
     owners: tuple[tuple[str, int, int], ...]
-    """Learners in the batch as (learner, first flat token, token after the last)."""
+    """The learners in the batch, as tuples of the learner, its first flat token and the flat token after its last."""
     source_K: Tensor
-    """Flat token of the hidden state that predicts each target."""
+    """The index of the flat token whose hidden state predicts each target."""
     token_K: Tensor
-    """Target token ids; 0 for a critic's target after the last token."""
+    """The token id of each target, or 0 for a critic's target after the last token."""
     temperature_K: Tensor
     parts: Mapping[str, MicroBatch]
     tokens: tuple[int, ...]
-    """The flat tokens on the CPU."""
+    """The flat tokens as Python integers, available without reading from a device."""
     experts_NLk: Tensor | None = None
-    """Recorded experts of tokens (int16), negative where the router chooses; None if the router always chooses."""
+    """The recorded experts of the tokens as int16. Negative values mean that the router chooses the experts of a token.
+    The attribute is None if the router always chooses."""
     images: Mapping[int, tuple[Image, ...]] = field(default_factory=dict)
-    """Mapping from the first flat token of a sequence to its images."""
+    """Mapping from the index of the first flat token of a sequence to the images of the sequence."""
     allowed: AllowedTargets | None = None
-    """Tokens that constraints allowed at the positions of targets; None without constraints."""
+    """The tokens that constraints allowed at the positions of targets, or None if there are no constraints."""
 
 
 @dataclass(slots=True)
 class TokenBranch:
-    """Tokens after a prefix, computed once for all samples that contain them."""
+    """Tokens after a shared prefix, which are computed once for all samples that contain them."""
 
     tokens: tuple[int, ...]
     samples: list[int]
@@ -109,27 +112,27 @@ class TokenBranch:
 
 @dataclass(slots=True)
 class TokenTree:
-    """A prefix and the branches that continue it; a single branch has an empty prefix."""
+    """A prefix and the branches that continue it. A tree with a single branch has an empty prefix."""
 
     learner: str
     prefix: tuple[int, ...]
     branches: list[TokenBranch]
     images: tuple[Image, ...] = ()
-    """The images of each of its samples; a tree with images has no prefix."""
+    """The images of each sample in the tree. A tree with images has no shared prefix."""
     routing: Routing | None = None
-    """The recorded experts of its samples; a tree with recorded experts has no prefix."""
+    """The recorded experts of the samples in the tree. A tree with recorded experts has no shared prefix."""
 
     @property
     def size(self) -> int:
-        """Number of computed tokens."""
+        """The number of tokens that are computed for the tree."""
         return len(self.prefix) + sum(len(branch.tokens) for branch in self.branches)
 
 
 def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
-    """Return the trees of tokens to compute for the samples, learner by learner.
+    """Return the trees of tokens that must be computed for the samples, ordered by learner.
 
-    Only tokens up to the last target are kept. A sample that is a prefix of another sample shares that sample's branch.
-    With `share`, samples of one prompt become branches of one tree.
+    Only tokens up to the last target of a sample are kept. A sample that is a prefix of another sample shares the
+    branch of the other sample. With `share`, samples with the same prompt become branches of one tree.
     """
     trees: list[TokenTree] = []
     # Equal tokens with different images or recorded experts are different sequences.
@@ -176,9 +179,10 @@ def pack(
     share: bool = True,
     masks: TokenMasks | None = None,
 ) -> Iterator[Batch]:
-    """Yield batches of at most `max_tokens` tokens (or one longer sequence) that together contain every sample once.
+    """Yield batches of at most `max_tokens` tokens that together contain every sample once.
 
-    `masks` compute the masks of the samples' constraints.
+    A sequence that is longer than `max_tokens` is in a batch of its own. The argument `masks` computes the token masks
+    for the samples' constraints.
     """
     waiting: list[TokenTree] = []
     filled = 0
@@ -194,7 +198,7 @@ def pack(
 
 
 def blank(learner: str, device: torch.device | str) -> Batch:
-    """Return a pass over one token of a learner's base without targets."""
+    """Return a batch with a single token and no targets on the base model of a learner."""
     none = torch.zeros(0, dtype=torch.long, device=device)
     one = torch.zeros(1, dtype=torch.long, device=device)
     span = Span(0, 1, None)
@@ -203,7 +207,7 @@ def blank(learner: str, device: torch.device | str) -> Batch:
 
 
 def pieces(tree: TokenTree, max_tokens: int) -> Iterator[TokenTree]:
-    """Split a tree that is too large between its branches; each piece computes the prefix again."""
+    """Split a tree that is too large between its branches. Each resulting tree computes the prefix again."""
     branches: list[TokenBranch] = []
     filled = len(tree.prefix)
     for branch in tree.branches:
@@ -274,7 +278,10 @@ def _laid_flat(
 
 
 def _at_their_places(experts: Mapping[int, Tensor], count: int) -> Tensor | None:
-    """Return the experts `_NLk` of a pass of `count` tokens, given the experts of sequences by their first token."""
+    """Return the experts of a pass over `count` tokens, of shape (N, L, k).
+
+    The mapping `experts` contains the experts of each sequence by the index of its first token.
+    """
     if not experts:
         return None
     some = next(iter(experts.values()))
@@ -285,7 +292,7 @@ def _at_their_places(experts: Mapping[int, Tensor], count: int) -> Tensor | None
 
 
 def allowed_targets(samples: Sequence[Sample], masks: TokenMasks | None) -> AllowedTargets | None:
-    """Return the allowed tokens at the samples' targets, on the CPU; None without constraints."""
+    """Return the allowed tokens at the targets of the samples on the CPU, or None if no sample has a constraint."""
     constraints = [sample.constraint for sample in samples]
     if constraints.count(None) == len(constraints):
         return None
@@ -336,7 +343,7 @@ def _parts_by_learner(
 
 
 def _sent(batch: Batch, device: torch.device | str) -> Batch:
-    """Move a batch from the CPU to a device, all tensors in one transfer."""
+    """Move all tensors of a batch from the CPU to a device in one transfer."""
     if torch.device(device).type == "cpu":
         return batch
     tensors = [batch.tokens_N, batch.positions_N, batch.source_K, batch.token_K, batch.temperature_K]
@@ -374,7 +381,7 @@ def _sent(batch: Batch, device: torch.device | str) -> Batch:
 
 
 def bundles_of(chosen: Sequence[int], samples: Sequence[Sample]) -> list[list[int]]:
-    """Return the indices in `chosen` grouped by `Sample.bundle`, in order; a sample without a bundle forms its own group."""
+    """Return the indices in `chosen` grouped by `Sample.bundle`, in order. A sample without a bundle forms a group of its own."""
     found: dict[tuple[str, int | None, int], list[int]] = {}
     for k in chosen:
         sample = samples[k]
@@ -384,9 +391,10 @@ def bundles_of(chosen: Sequence[int], samples: Sequence[Sample]) -> list[list[in
 
 
 def passes(chosen: Sequence[int], samples: Sequence[Sample], max_tokens: int) -> list[tuple[list[int], int]]:
-    """Return the samples of each forward pass, with its token limit; no bundle is split.
+    """Return the samples of each forward pass together with the token limit of the pass. Bundles are not split.
 
-    Without bundles there is one entry, which `pack` splits. A bundle longer than `max_tokens` has its own pass.
+    Without bundles, the result has one entry, which `pack` splits. A bundle that is longer than `max_tokens` gets its
+    own pass.
     """
     if all(samples[k].bundle is None for k in chosen):
         return [(list(chosen), max_tokens)]
@@ -401,9 +409,9 @@ def passes(chosen: Sequence[int], samples: Sequence[Sample], max_tokens: int) ->
 
 
 def minibatches(samples: Sequence[Sample], parts: int, seeds: Mapping[str, int]) -> list[list[int]]:
-    """Split every learner's samples at random into `parts` without splitting bundles, each learner independently.
+    """Split the samples of each learner at random into `parts` minibatches without splitting bundles.
 
-    `seeds` are by learner. Empty parts are dropped.
+    Each learner is split independently, with its own seed in `seeds`. Empty minibatches are dropped.
     """
     split: list[list[int]] = [[] for _ in range(parts)]
     for learner in dict.fromkeys(sample.learner for sample in samples):
@@ -417,15 +425,15 @@ def minibatches(samples: Sequence[Sample], parts: int, seeds: Mapping[str, int])
 
 
 SHARD_PIECES = 4
-"""Samples with a common prompt are sharded in pieces of at most a rank's tokens divided by this number; each piece computes
-the prompt."""
+"""Samples with a common prompt are sharded in pieces of at most a rank's number of tokens divided by this number. Each
+piece computes the prompt again."""
 
 
 def shard_samples(samples: Sequence[Sample], ranks: int) -> list[list[int]]:
-    """Return the indices of each rank's samples, in order; a rank may get none.
+    """Return the indices of the samples of each rank, in ascending order. A rank may get no samples.
 
-    Bundles stay whole. Each unit, largest first, goes to the rank with the fewest tokens (Graham 1969), so the fullest rank
-    has at most one unit more than the emptiest.
+    Bundles are not split. Each unit of samples, largest first, is assigned to the rank with the fewest tokens (Graham
+    1969), so the ranks with the most and the fewest tokens differ by at most one unit.
     """
     # A unit is computed together; it consists of its number of tokens and its samples.
     if any(sample.bundle is not None for sample in samples):
@@ -452,10 +460,11 @@ _KEY_BITS = 0xFFFFFFFF
 
 
 def token_keys(batch: Batch, seeds: Mapping[str, int]) -> Tensor:
-    """Return the dropout keys `_N` (int32) of a batch's flat tokens; `seeds` are by learner.
+    """Return the dropout keys of the flat tokens of a batch, of shape (N,) and type int32, given one seed per learner.
 
-    A key depends on its learner's seed and the tokens up to its own. Some splits of a step compute a shared prefix once,
-    others several times; because keys depend only on the tokens, the masks are the same.
+    The key of a token depends on the seed of its learner and on all tokens up to this token. Some splits of a step
+    compute a shared prefix once, and other splits compute the prefix several times. Because keys depend only on the
+    tokens, the dropout masks are the same in both cases.
     """
     tokens, owners = batch.tokens, iter(batch.owners)
     keys = [0] * len(tokens)

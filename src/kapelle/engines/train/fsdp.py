@@ -1,12 +1,12 @@
-"""The train engine with sharded bases: each process holds a shard of the weights, gradients and moments.
+"""The train engine with sharded base models, in which each process holds a shard of the weights, gradients and moments.
 
-It is the engine `torch` on sharded bases. Between its calls every process holds all weights, for the sampler; inside
-`update`, `score` and `embed` it holds only its shard, plus one block at a time. Because FSDP gathers each block for its
-computation, all processes take the same number of passes: a process with fewer samples adds passes over a single token that
-have no effect. No process may stop between two passes, so stop requests and losses that are not finite take effect after an
-update's step.
+This engine runs the engine `torch` on sharded base models. Between calls of the engine, every process holds all
+weights, because the sampler needs them. Inside `update`, `score` and `embed`, a process holds only its shard, plus the
+weights of one block at a time. FSDP gathers each block for its computation, so all processes must take the same number
+of passes. A process with fewer samples adds passes over a single token that have no effect. No process may stop between
+two passes, so stop requests and losses that are not finite take effect after the optimiser step of an update.
 
-Shapes: N flat tokens, D hidden size.
+In tensor shapes, N is the number of flat tokens and D the hidden size.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ from kapelle.team import reference_name
 
 
 class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
-    """Policies and critics on bases of which each rank holds a shard."""
+    """A train engine for policies and critics on base models of which each rank holds a shard."""
 
     def __init__(self, setup: TrainSetup, settings: Sharding | None = None) -> None:
-        """Shard the bases and their frozen copies; then add adapters and heads, which every rank holds in full."""
+        """Shard the base models and their frozen copies, and then add adapters and heads, which every rank holds in full."""
         settings = settings or Sharding()
         split = settings.tensor_parallel
         if split > 1:  # torch's warning about flattening meshes is for code that redistributes in every pass
@@ -122,13 +122,13 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         self._sharded_tensors = {place: each for place, each in kept.items() if isinstance(each, DTensor)}
 
     def _complete(self) -> None:
-        """Sum the gradients of weights that every process applies to its own heads."""
+        """Sum the gradients of weights that every process applies only to its own attention heads."""
         for parameter in self._summed_apart:
             if parameter.grad is not None:
                 all_reduce(local_part(parameter.grad), group=self._tensor_group)
 
     def _show_sampler(self) -> None:
-        """Copy learned weights into the models of the sampler."""
+        """Copy the learned weights into the models of the sampler."""
         with torch.no_grad():
             for name in self._engine.versions:
                 whole = self._sampled[self._bases_of[name]].base_parameters()
@@ -151,9 +151,10 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
     def _equalise(
         self, passes: Mapping[str, Sequence[tuple[list[int], Batch]]]
     ) -> list[tuple[list[int], Batch]]:
-        """Return the passes over each base, by the name of a learner on it: the same numbers of passes and of steps in every rank.
+        """Return the passes over each base model such that every rank takes the same number of passes and of steps.
 
-        The flat pass is one step; `transformers` takes one for each bucket of sequences.
+        The mapping `passes` has the name of one learner per base model as its key. A pass of the flat implementation
+        counts as one step. A pass of `transformers` counts as one step for each bucket of sequences.
         """
         flat = {name: self._engine.model_of(name).flat is not None for name in passes}
         steps = {
@@ -177,12 +178,12 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Number of changes of the weights of each trained policy."""
+        """Mapping from each trained policy to the number of changes of its weights."""
         return self._engine.versions
 
     @property
     def learners(self) -> Mapping[str, Learner]:
-        """Learners by name: trained policies, then critics."""
+        """The learners by name: first the trained policies, then the critics."""
         return self._engine.learners
 
     def renderer(self, learner: str) -> WritingRenderer:
@@ -190,9 +191,10 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         return self._engine.renderer(learner)
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return all weights of a policy, critic or reference, unsharded.
+        """Return all weights of a policy, critic or reference policy, unsharded.
 
-        For a model without a sampler (a reference's, a critic's own), all ranks must call this together.
+        If the model has no sampler (such as the model of a reference policy or a critic's own model), all ranks must
+        call this method together.
         """
         own = self._engine.weights(name)
         if name in self._engine.versions and any(isinstance(tensor, DTensor) for tensor in own.values()):
@@ -201,7 +203,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         return {key: gathered(tensor) for key, tensor in own.items()}
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Set the weights of a policy, critic or reference; ModelError if names or shapes do not fit."""
+        """Set the weights of a policy, critic or reference policy. Raises ModelError if names or shapes do not match."""
         parts = self._engine.weights(name)
         if not any(isinstance(tensor, DTensor) for tensor in parts.values()):
             self._engine.load_weights(name, weights)
@@ -217,33 +219,33 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
             self._engine.learners[name].replaced()
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
+        """Return the log-probs or values of each sample's targets as float32, of shape (T,), computed without dropout."""
         with self._sharded():
             return self._engine.score(samples)
 
     def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return log-prob and entropy `_T2` (float32, nats) of each policy sample's targets, without dropout."""
+        """Return log-prob and entropy (in nats) of each target token of policy samples, as float32 of shape (T, 2), without dropout."""
         with self._sharded():
             return self._engine.examine(samples)
 
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
+        """Return the mean last hidden state over the tokens before each sample's targets, as float32 of shape (D,)."""
         with self._sharded():
             return self._engine.embed(samples)
 
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
-        """Take the optimiser steps of one update; see the protocol."""
+        """Take the optimiser steps of one update (see `TrainEngine.update`)."""
         with self._sharded(changes=True):
             return self._engine.update(samples, objective)
 
     def distributions(self) -> Mapping[str, Histogram]:
-        """Return histograms of the policies' tokens in the updates since the last call; see `CountsTokens`."""
+        """Return histograms of the policies' tokens in the updates since the last call (see `CountsTokens.distributions`)."""
         return self._engine.distributions()
 
     def check_parity(
         self, samples: Sequence[Sample], weights: Mapping[str, Mapping[str, Tensor]] | None = None
     ) -> dict[str, float]:
-        """Compare samples' `behaviour` with the log-probs of the current weights; see the protocol."""
+        """Compare the `behaviour` column of samples with the log-probs of the current weights (see `TrainEngine.check_parity`)."""
         with self._sharded():
             return self._engine.check_parity(samples, weights)
 
@@ -253,7 +255,7 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
         return {name: Published(self.weights(name), each.version) for name, each in changed.items()}
 
     def exchange(self, one: str, other: str) -> None:
-        """Swap two policies exactly: weights, optimiser state and references."""
+        """Swap two policies exactly, including weights, optimiser state and reference policies."""
         with self._sharded(changes=True):
             self._engine.exchange(one, other)
 
@@ -263,38 +265,39 @@ class FsdpTrainEngine(TrainEngine, KeepsParts, Examines, CountsTokens):
             self._engine.refresh_references()
 
     def state(self) -> dict[str, Any]:
-        """Return the unsharded state for an exact resume; all ranks must call this together."""
+        """Return the unsharded state for an exact resume. All ranks must call this method together."""
         return self._engine.state()
 
     def parts(self) -> dict[str, object]:
-        """Return the state for an exact resume, with this rank's shards; see `KeepsParts`."""
+        """Return the state for an exact resume with only this rank's shards of sharded tensors (see `KeepsParts.parts`)."""
         return self._engine.state(parts=True)
 
     def room(self, place: str, saved: Tensor) -> Tensor | None:
-        """Return an empty tensor for the value of `parts` at a dotted path; None if this rank keeps the whole value."""
+        """Return an empty tensor for the value of `parts` at a dotted path, or None if this rank keeps the whole value."""
         own = self._sharded_tensors.get(
             place, self._sharded_tensors.get(place.rpartition(".")[0])
         )  # a moment's path is below its weight's
         return None if own is None or own.shape != saved.shape else torch.empty_like(own, dtype=saved.dtype)
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Restore the result of `state` or `parts` exactly; it may come from any number of ranks."""
+        """Restore the result of `state` or `parts` exactly. The state may come from a run with any number of ranks."""
         with self._sharded(changes=True):
             self._engine.load_state(state)
 
 
 class ShardedBase:
-    """The weights of one model under FSDP2 (`fully_shard`): all of them in this process, or only its shard.
+    """The weights of one model under FSDP2 (`fully_shard`). The process holds either all weights or only its shard.
 
-    FSDP gathers a block's weights before the block and frees them after it, forward and backward, by hooks around
-    `forward` and around registered methods. `transformers` calls its modules, which triggers the hooks; the flat pass does
-    not call modules, so each block is registered as a method. The whole pass is a registered method in both cases.
+    FSDP gathers the weights of a block before the block and frees them after the block, in forward and backward passes,
+    using hooks around `forward` and around registered methods. `transformers` calls its modules, which triggers the
+    hooks. The flat pass does not call modules, so each block is registered as a method. The whole pass is a registered
+    method for both kinds of passes.
     """
 
     def __init__(
         self, model: LanguageModel, mesh: DeviceMesh, settings: Sharding, *, sampled: bool, headed: bool
     ) -> None:
-        """Shard the weights over the mesh; they stay sharded unless the model is `sampled` from."""
+        """Shard the weights over the mesh. The weights stay sharded unless the model is `sampled` from."""
         self._model, self._sampled = model, sampled
         self._reshards = settings.reshard_after_forward
         model.computes_on = model.device
@@ -353,7 +356,7 @@ class ShardedBase:
         self.shard()
 
     def shard(self) -> None:
-        """Keep only this process's shard of the weights, and compute with gathered weights."""
+        """Keep only this process's shard of the weights, and gather weights during the computation."""
         for part in self._parts:
             if part is not self._root:
                 part.set_reshard_after_forward(self._reshards, recurse=False)
@@ -361,7 +364,7 @@ class ShardedBase:
         self._model.sharded_pass = self._model.model.shared_pass
 
     def gather(self) -> None:
-        """Hold all weights for the sampler; a model without a sampler stays sharded."""
+        """Gather all weights for the sampler. A model without a sampler stays sharded."""
         if not self._sampled:
             return
         self._model.sharded_pass = None
@@ -371,7 +374,7 @@ class ShardedBase:
             part.unshard()
 
     def _lead_back(self, _embeddings: nn.Module, _inputs: object, embedded: Tensor) -> None:
-        """Make every process's backward pass go through every block, whatever adapters its rows use."""
+        """Make the backward pass of every process go through every block, independently of which adapters the process's rows use."""
         if self._model.sharded_pass is not None and torch.is_grad_enabled() and not embedded.requires_grad:
             embedded.requires_grad_()
 
@@ -393,5 +396,5 @@ class ShardedBase:
 
 
 def _block(_layer: Any, own: Any, run: Any, *args: Any) -> Any:
-    """Run a block, or let `run` keep only its input and recompute it."""
+    """Run a block directly or, if `run` is given, through `run`, which keeps only the block's input and recomputes the block."""
     return own(*args) if run is None else run(own, *args)

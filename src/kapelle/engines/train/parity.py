@@ -1,25 +1,28 @@
-"""Check token by token that trainer and sampler agree on weights and distribution; if they differ, a float64 pass decides.
+"""Check for each token that trainer and sampler use the same weights and distribution. A float64 pass decides if they differ.
 
-The largest gap of a step is not decisive by itself, because it grows with the number of tokens. In half precision rounding
-has a heavy tail, and one token in a million is off by a nat in a correct run. In half precision the step is therefore
-compared with the effect of rounding on *many* tokens (`improbability`): the mean, and the number of tokens above the bound,
-twice the bound, four times the bound and so on, for each learner and each sample. Both tests are exact for any number of
-tokens, so a long step is not stopped more easily than a short one, and a fault in a few samples is not diluted.
+The largest gap between log-probs in a step is not decisive by itself, because it grows with the number of tokens. In
+half precision, rounding errors have a heavy tail, and one token in a million is off by a nat in a correct run. In half
+precision, the gaps of a step are therefore compared with the effect of rounding on *many* tokens (`improbability`). The
+tests use the mean gap and the number of tokens above the bound, twice the bound, four times the bound and so on, for
+each learner and each sample. These tests are exact for any number of tokens, so a long step is not stopped more easily
+than a short step, and a fault in a few samples is not diluted.
 
-In float32 a gap above the bound is rare and is always examined. Weights that have grown can make one token in a thousand
-depend on sums of nearly cancelling terms; two correct float32 passes then differ there by more than any bound that is
-useful elsewhere, and both differ from float64 by as much. A fault (wrong weights, tokens or temperature) leaves the trainer
-close to float64 and the sampler far from it, or changes more than a few tokens.
+In float32, a gap above the bound is rare and is always examined. Weights that have grown can make one token in a
+thousand depend on sums of nearly cancelling terms. The log-probs of two correct float32 passes then differ at such a
+token by more than any bound that is useful elsewhere, and both differ from float64 by as much. A fault (wrong weights,
+tokens or temperature) either leaves the trainer close to float64 and the sampler far from it, or changes more than a
+few tokens.
 
-A bounded number of sequences is examined (`MOST_ROWS`, `MOST_TOKENS`), the worst and some random ones: they are
-computed in float64. The trainer's log-probs are those of the step's own pass. A second pass would pack the tokens
-differently, so that other kernels sum in a different order, and a gap caused by rounding might disappear. The step passes
-only if few tokens are above the bound (`SHARE`), none by more than `CEILING` bounds, each by no more than `ROUNDINGS` times
-the effect of rounding errors of the compute type on that token, and neither side is off by more than `TIMES` times the
-other side's distance and the rounding error.
+A bounded number of sequences (`MOST_ROWS`, `MOST_TOKENS`) is computed in float64: the sequences with the largest gaps
+and some random sequences. The trainer's log-probs in this comparison are those of the step's own pass. A second pass
+would pack the tokens differently, so that other kernels would sum in a different order, and a gap caused by rounding
+might disappear. The step passes if all of the following hold: few tokens are above the bound (`SHARE`); no gap exceeds
+`CEILING` bounds; each gap is at most `ROUNDINGS` times the effect of rounding errors of the compute type on that token;
+and neither trainer nor sampler is off by more than `TIMES` times the distance of the other side and the rounding error.
 
-Shapes: K targets of several samples, T targets of one sample, L its tokens, D hidden size, H query heads, J key heads, E head size, O
-and I features, R draws, S samples.
+In tensor shapes, K is the number of targets of several samples, T of targets of one sample, and L of tokens of one
+sample; D is the hidden size and E the head size; H and J are the numbers of query heads and key heads, O and I of
+features, R of draws, and S of samples.
 """
 
 from __future__ import annotations
@@ -42,103 +45,111 @@ from kapelle.models.lora_bank import BankedLinear, Factors, weight_of
 from kapelle.rows import Column, Sample
 
 PARITY = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
-"""Default bound on |trainer − sampler| log-prob (nats) by the type in which rounding occurs; in half precision few tokens
-exceed it."""
+"""The default bound on the absolute difference between the log-probs of trainer and sampler in nats, by the type in
+which rounding occurs. In half precision, a few tokens exceed the bound."""
 
 ROUGH = frozenset([torch.bfloat16, torch.float16])
-"""Compute types whose rounding errors lift some tokens above every useful bound."""
+"""The compute types whose rounding errors cause gaps above every useful bound at some tokens."""
 
 TAIL = 2e-3
-"""Maximum share of tokens that such rounding lifts above the bound; an eighth of this share is lifted above twice the
-bound, and so on.
+"""The maximum fraction of tokens whose gap exceeds the bound because of rounding. At most an eighth of this fraction
+exceeds twice the bound, and so on.
 
-For differences with a mean of 0.02 nats and a maximum of 1 nat in a million tokens, the share is 0.0003."""
+For differences with a mean of 0.02 nats and a maximum of 1 nat in a million tokens, the measured fraction is 0.0003.
+"""
 
 MEAN = 1 / 8
-"""Maximum mean gap of such rounding, in bounds, with each gap clipped at one bound. Measured: 0.05."""
+"""The maximum mean gap caused by rounding, in units of the bound, with each gap clipped to the bound. The measured
+value is 0.05."""
 
 TAIL_OF_ONE, MEAN_OF_ONE = 25 * TAIL, 4 * MEAN
-"""Both limits for a single sample, because some texts are harder to compute; the limits for several samples lie in
-between."""
+"""The values of `TAIL` and `MEAN` for a single sample, because some texts are harder to compute. The limits for several
+samples lie between the two pairs of values."""
 
 DOUBLINGS = 7
-"""Multiples of the bound above which tokens are counted: 1, 2, 4, … ; the last one is 16 nats in bfloat16."""
+"""The number of multiples of the bound (1, 2, 4, …) above which tokens are counted. The largest multiple is 16 nats in
+bfloat16."""
 
 SUSPECT = 1e-2
-"""A step less probable than this is examined; actual rounding is far below the limits above, so correct steps are hardly
-ever examined."""
+"""A step whose gaps are less probable than this value is examined. Actual rounding errors are far below the limits
+above, so correct steps are hardly ever examined."""
 
 CERTAIN = 1e-9
-"""A step less probable than this fails if there is no float64 pass."""
+"""A step whose gaps are less probable than this value fails if no float64 pass is available."""
 
 SHARE = 0.01
-"""Maximum share of a step's tokens above the bound; one token is always allowed."""
+"""The maximum fraction of a step's tokens whose gap may exceed the bound. One token is always allowed to exceed the
+bound."""
 
 CEILING = 100.0
-"""Maximum gap, in bounds; beyond it the compute type is too coarse for these weights."""
+"""The maximum gap in units of the bound. If a gap is larger, the compute type is too coarse for the weights."""
 
 ROUNDINGS = 16.0
-"""Maximum gap, in root mean squares of the token's rounding error; in correct passes it stays below 7 (measured)."""
+"""The maximum gap in units of the root mean square rounding error of the token. In correct passes, the measured gap
+stays below 7."""
 
 TIMES = 2.0
-"""Maximum median distance of one side from float64, in multiples of the other side's distance and of rounding errors."""
+"""The maximum median distance of trainer or sampler from float64, as a multiple of the distance of the other side and
+of the rounding error."""
 
 MOST_ROWS = 64
-"""Maximum sequences that are computed in float64."""
+"""The maximum number of sequences that are computed in float64."""
 
 MOST_TOKENS = 1 << 15
-"""Maximum tokens of these sequences; one sequence is always computed."""
+"""The maximum number of tokens in the sequences that are computed in float64. At least one sequence is always computed."""
 
 FEW = 32
-"""Minimum tokens for a comparison of medians."""
+"""The minimum number of tokens for a comparison of medians."""
 
 HUGE = 1.0
-"""Median size of weights that only a diverging run reaches: for adapters, updates relative to their base weights; otherwise
-root mean squares.
+"""The median size of weights that only a diverging run reaches. For adapters, the size of the update relative to the
+base weights is used. For other weights, the root mean square is used.
 
-Measured for adapters: 0.02 to 0.07 after learning, 1.7 after ten steps at fifty times the rate."""
+Measured sizes for adapters are 0.02 to 0.07 after learning and 1.7 after ten steps at fifty times the learning rate.
+"""
 
 
 DEPTHS = (128, 512, 2048)
-"""Numbers of context tokens at which the ranges of `parity/kl` after the first begin."""
+"""The boundaries of the ranges of `parity/kl`, as numbers of context tokens. The first range begins at 0."""
 
 
 LearnerModels = Mapping[str, tuple[LanguageModel, str | None]]
-"""Mapping from a learner to its model and its adapter."""
+"""Mapping from the name of a learner to its model and the name of its adapter."""
 
 
 def rounded_as(model: LanguageModel) -> torch.dtype:
-    """Return the type of a model's rounding: float16 if CUDA computes float32 products in TF32."""
+    """Return the type in which a model rounds. The type is float16 if CUDA computes float32 matrix products in TF32."""
     tf32 = model.device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return torch.float16 if tf32 and model.dtype == torch.float32 else model.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class ParityFinding:
-    """The result of the comparison of a step with float64."""
+    """The result of comparing the log-probs of a step with float64."""
 
     tokens: int
-    """Tokens above the bound."""
+    """The number of tokens whose gap exceeds the bound."""
     total: int
-    """Number of compared tokens."""
+    """The number of compared tokens."""
     learner: str = ""
     sampler: float = 0.0
-    """Distance of the sampler's log-prob from float64 (nats), at the token that rounding explains least."""
+    """The distance in nats of the sampler's log-prob from float64, at the token that rounding explains least."""
     trainer: float = 0.0
-    """The same distance for the trainer."""
+    """The distance in nats of the trainer's log-prob from float64, at the token that rounding explains least."""
     rounding: float | None = None
-    """Root mean square of the rounding error at that token; None if nothing was computed in float64."""
+    """The root mean square rounding error at the token that rounding explains least, or None if nothing was computed in
+    float64."""
     failure: str | None = None
-    """Why the step fails; None if rounding explains everything."""
+    """The reason why the step fails, or None if rounding explains all gaps."""
 
     @property
     def is_clear(self) -> bool:
-        """Whether the sampler is off by so much that rounding cannot be the cause, even if the weights have exploded."""
+        """Whether the sampler is off by so much that rounding cannot be the cause, even if the weights have diverged."""
         known = max(self.trainer, self.rounding or 0.0)
         return self.rounding is not None and self.sampler > CEILING * known
 
     def describe(self) -> str:
-        """Return the finding as text."""
+        """Return a description of the finding for an error message."""
         where = f"{self.tokens} of {self.total} tokens are above the bound"
         if self.rounding is None:
             return f"{where}; {self.failure}"
@@ -150,13 +161,15 @@ class ParityFinding:
 
 
 def improbability(gap_K: Tensor, group_K: Tensor, samples_G: Tensor, bound: float) -> Tensor:
-    """Return a bound `_G` (float64) on the probability that rounding causes such gaps in each group of tokens.
+    """Return an upper bound on the probability that rounding causes the observed gaps, for each group of tokens.
 
-    `group_K` are the tokens' groups, `samples_G` the number of samples of each group. Rounding lifts a token above the
-    bound with probability at most `TAIL`, and above 2ʲ bounds with at most `TAIL`/8ʲ (a power law with exponent 3). The
-    mean of gaps clipped at the bound is at most `MEAN` bounds. The number of tokens above a multiple is then bounded by a
-    Poisson variable; Bernstein's inequality bounds the mean, for the largest variance that its range and mean allow. The
-    result is the smallest of these probabilities times their number, or 1 without tokens.
+    The result is a float64 tensor of shape (G,). The tensor `group_K` contains the group of each token, and `samples_G`
+    the number of samples in each group. The bound assumes that rounding lifts a token above the bound with probability
+    at most `TAIL`, and above 2ʲ bounds with probability at most `TAIL`/8ʲ (a power law with exponent 3), and that the
+    mean of gaps clipped at the bound is at most `MEAN` bounds. Under these assumptions, the number of tokens above a
+    multiple is bounded by a Poisson variable, and Bernstein's inequality bounds the mean, for the largest variance that
+    its range and mean allow. The result is the smallest of these probabilities times the number of probabilities, or 1
+    for a group without tokens.
     """
     groups, gap_K = len(samples_G), gap_K.double().nan_to_num(torch.inf)
     tokens_G = torch.bincount(group_K, minlength=groups).double()
@@ -185,12 +198,14 @@ def check_parity(
     totals: dict[str, list[float]],
     models: LearnerModels,
 ) -> None:
-    """Record the largest and the mean gap of models of one compute type, and their KL by depth; do nothing without gaps.
+    """Record the largest gap, the mean gap and the KL by context length, for all models of one compute type.
 
-    The KL from trainer to sampler is estimated as the mean of exp(d) − 1 − d, where d is the trainer's log-prob minus the
-    sampler's (k3 of Schulman, "Approximating KL divergence", 2020). If rounding is unlikely to explain the gaps, some of
-    the samples are compared with float64; ParityError is raised if rounding does not explain them. Otherwise the number of
-    tokens above the bound is also recorded, if there are any. `samples` are those of the step, which `gaps` refer to.
+    Without gaps, the function does nothing. The KL divergence from trainer to sampler is estimated as the mean of
+    exp(d) − 1 − d, where d is the trainer's log-prob minus the sampler's (k3 of Schulman, "Approximating KL
+    divergence", 2020). If the gaps are unlikely to be caused by rounding, some of the samples are compared with
+    float64, and ParityError is raised if rounding does not explain the gaps. Otherwise, the number of tokens above the
+    bound is also recorded, if there are any. The argument `samples` contains the samples of the step, to which the
+    indices in `gaps` refer.
     """
     off_K = torch.cat([each.off_K.to(gaps[0].off_K.device) for each in gaps]) if gaps else torch.zeros(0)
     if not len(off_K):
@@ -255,10 +270,11 @@ LOWER_RATE = "Go back to an earlier step with `kapelle runs rollback RUN --to ST
 
 @torch.no_grad()
 def growth_of(models: LearnerModels) -> str | None:
-    """Return a message if most of a learner's weights are not finite or larger than `HUGE`; None if no learner diverges.
+    """Return a message if the weights of a learner diverge, or None if no learner diverges.
 
-    The update of an adapter is compared with the weights that it changes, by the Frobenius norm. Other weights have root mean
-    squares far below 1, as every layer normalises its inputs.
+    Weights diverge if most of them are not finite or larger than `HUGE`. The update of an adapter is compared with the
+    weights that it changes, by the Frobenius norm. Other weights have a root mean square far below 1, because every
+    layer normalises its inputs.
     """
     for learner, (model, adapter) in models.items():
         sizes = []
@@ -281,7 +297,10 @@ def growth_of(models: LearnerModels) -> str | None:
 
 
 def improbability_of_step(gap_K: Tensor, sample_K: Tensor, learners: Sequence[str], bound: float) -> float:
-    """Return the `improbability` of the least probable learner or sample, times their number; `learners` are by sample."""
+    """Return the `improbability` of the least probable learner or sample, corrected for the number of comparisons.
+
+    The sequence `learners` contains the learner of each sample.
+    """
     names = sorted(set(learners))
     learner_S = torch.tensor([names.index(name) for name in learners])
     of_learners = improbability(gap_K, learner_S[sample_K], learner_S.bincount(minlength=len(names)), bound)
@@ -290,15 +309,16 @@ def improbability_of_step(gap_K: Tensor, sample_K: Tensor, learners: Sequence[st
 
 
 def _counted(sample: Sample) -> Tensor:
-    """Return the indices `_T` of a sample's counted targets: the number of tokens before each."""
+    """Return the indices of a sample's counted targets, of shape (T,), which are also the numbers of tokens before the targets."""
     targets = torch.tensor(sample.targets)
     return targets if sample.mask is None else targets[sample.mask.bool().cpu()]
 
 
 def _chosen(largest_S: Tensor, samples: Sequence[Sample], least: float) -> list[int]:
-    """Return the samples with a gap above `least` to compute in float64: half by their largest gap, half at random.
+    """Return the indices of samples with a gap above `least` to compute in float64.
 
-    The random choice is the same in every call.
+    Half of the chosen samples have the largest gaps, and the other half is chosen at random. The random choice is the
+    same in every call.
     """
     order = [k for k in largest_S.argsort(descending=True, stable=True).tolist() if largest_S[k] > least]
     worst, others = order[: MOST_ROWS // 2], order[MOST_ROWS // 2 :]
@@ -321,9 +341,10 @@ def judge_in_float64(
     rough: bool = False,
     probability: float = 0.0,
 ) -> ParityFinding:
-    """Judge some samples of a step, each with the gaps between trainer and sampler at its counted targets.
+    """Judge some samples of a step by comparing their log-probs with a float64 pass.
 
-    `finding` counts the tokens of the whole step, and `probability` is that of the step.
+    Each sample is paired with the gaps between trainer and sampler at its counted targets. The argument `finding`
+    contains the token counts of the whole step, and `probability` is the probability of the step's gaps under rounding.
     """
     pairs = [models[sample.learner] for sample, _ in judged]
     if any(model.flat is None or model.sharded_pass is not None for model, _ in pairs):
@@ -382,7 +403,10 @@ def _found(finding: ParityFinding, learner: str, off_2: Tensor, rounding: Tensor
 
 
 def _against_float64(sample: Sample, off_T: Tensor, models: LearnerModels) -> tuple[Tensor, Tensor]:
-    """Return the distances of sampler and trainer from float64 `_2T` (nats) and the rounding errors `_T`, at the counted targets."""
+    """Return the distances of sampler and trainer from float64, and the rounding errors, at the counted targets of a sample.
+
+    The distances have shape (2, T) and are in nats. The rounding errors have shape (T,).
+    """
     model, adapter = models[sample.learner]
     arguments = (model, adapter, sample.tokens, sample.targets, sample.temperature)
     allowed = allowed_targets([sample], model.masks)
@@ -404,10 +428,10 @@ def _against_float64(sample: Sample, off_T: Tensor, models: LearnerModels) -> tu
 # type in every weight and every intermediate result. A sum of nearly cancelling terms shows up as a large error there.
 
 DRAWS = 8
-"""Number of passes with rounding errors that estimate the size of these errors."""
+"""The number of passes with random rounding errors from which the size of rounding errors is estimated."""
 
 SCORES = 1 << 26
-"""Maximum attention scores in memory at once, over all heads."""
+"""The maximum number of attention scores that are in memory at the same time, over all heads."""
 
 
 @torch.no_grad()
@@ -420,11 +444,12 @@ def exact_logprobs(
     *,
     allowed: AllowedTargets | None = None,
 ) -> Tensor:
-    """Return the log-probs `_T` (float64) of the tokens at `targets` given the tokens before them; on the CPU.
+    """Return the log-probs of the tokens at `targets` given the tokens before them, computed in float64.
 
-    With `allowed`, the log-probs are those of the constrained distributions.
+    The result has shape (T,) and is on the CPU. With `allowed`, the log-probs are those of the constrained
+    distributions.
 
-    The model must have a flat pass; other architectures are not supported.
+    The model must have a flat pass. Other architectures are not supported.
     """
     return _Pass(model, adapter, None).logprobs(tokens, targets, temperature, allowed)
 
@@ -440,7 +465,10 @@ def rounding_of(
     *,
     allowed: AllowedTargets | None = None,
 ) -> Tensor:
-    """Return the root mean square `_T` of the effect of rounding errors on `exact_logprobs`; the same in every call."""
+    """Return the root mean square effect of rounding errors on each log-prob of `exact_logprobs`, of shape (T,).
+
+    The random rounding errors are the same in every call.
+    """
     generator = torch.Generator(model.device).manual_seed(0)
     noisy_RT = torch.stack(
         [
@@ -452,7 +480,7 @@ def rounding_of(
 
 
 class _Pass:
-    """A forward pass of one adapter, exact or with rounding errors from `generator`."""
+    """A forward pass with one adapter in float64, either exact or with random rounding errors drawn from `generator`."""
 
     def __init__(self, model: LanguageModel, adapter: str | None, generator: torch.Generator | None) -> None:
         assert model.flat is not None, "only architectures with a flat pass are supported"
@@ -540,7 +568,7 @@ class _Pass:
         return y if bias_O is None else self._off(y + bias_O.double())
 
     def _off(self, x: Tensor) -> Tensor:
-        """Return numbers with random relative rounding errors: normal, of half a unit in the last place."""
+        """Return the numbers with random relative rounding errors, which are normal with half a unit in the last place."""
         if self._generator is None:
             return x
         drawn = torch.randn(x.shape, generator=self._generator, dtype=torch.float64, device=x.device)

@@ -1,13 +1,14 @@
-"""Choose the number of tokens in a pass of an update for `training.microbatch_tokens: auto`.
+"""Choose the number of tokens in a forward and backward pass of an update for `training.microbatch_tokens: auto`.
 
-On a CPU it is a fixed number that suits its cache, so that runs are exactly repeatable. A larger pass uses a GPU better,
-up to the limit of its memory.
+On a CPU, the number is fixed and suits the CPU's cache, so that runs are exactly repeatable. On a GPU, larger passes
+are more efficient, up to the limit of the GPU's memory.
 
-For its backward pass a block keeps approximately the inputs and outputs of its linear layers for every token, in the
-compute type, and the residual stream before its two halves, in float32. The backward pass of one block takes about the same
-amount in addition. With gradient checkpointing a block keeps only the stream, and one block at a time is recomputed.
-Experts are excluded, because a token uses few of them. The remaining share of the memory is for attention masks, logits and
-optimiser steps; if that is too little, the update is repeated in smaller passes.
+For its backward pass, a block stores approximately the inputs and outputs of its linear layers for every token, in the
+compute type, and the residual stream before its two halves, in float32. The backward pass of one block takes about the
+same amount of memory in addition. With gradient checkpointing, a block stores only the residual stream, and one block
+at a time is recomputed. Experts are excluded from the estimate, because a token uses few of them. The remaining memory
+is used for attention masks, logits and optimiser steps. If this memory is too small, the update is repeated in smaller
+passes.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from __future__ import annotations
 from kapelle.models.adapters import Layers
 
 CPU_TOKENS = 4096
-"""Number of tokens in a pass on a CPU."""
+"""The number of tokens in a pass on a CPU."""
 FEWEST, MOST = 1024, 1 << 16
-"""Minimum and maximum number of tokens in a pass on a GPU."""
+"""The minimum and the maximum number of tokens in a pass on a GPU."""
 SHARE = 0.8
-"""Share of the free memory for passes."""
+"""The fraction of the free memory that passes may use."""
 STREAM, HEAD = 8, 16
-"""Bytes per feature of a hidden state, in each block and outside the blocks (the last hidden states and their gradients)."""
+"""The number of bytes per feature of a hidden state in each block, and outside the blocks (for the last hidden states
+and their gradients)."""
 
 
 def token_bytes(layers: Layers, hidden: int, size: int, *, recompute: bool) -> int:
-    """Return the bytes per token of a forward and backward pass with a compute type of `size` bytes."""
+    """Return the number of bytes per token of a forward and backward pass, given a compute type of `size` bytes."""
     blocks: dict[str, int] = {}
     for path, features in layers.linear.items():
         parts = path.split(".")
@@ -39,6 +41,9 @@ def token_bytes(layers: Layers, hidden: int, size: int, *, recompute: bool) -> i
 
 
 def chosen_tokens(free: int, of_token: int) -> int:
-    """Return the number of tokens for a pass in `free` bytes with `of_token` bytes per token: a power of two, for stability."""
+    """Return the number of tokens in a pass that uses at most `free` bytes, as a power of two for stability.
+
+    The argument `of_token` is the number of bytes per token.
+    """
     fitting = int(SHARE * free) // max(1, of_token)
     return max(FEWEST, min(MOST, 1 << max(0, fitting.bit_length() - 1)))

@@ -1,13 +1,14 @@
-"""The protocol of train engines, which hold the trained weights.
+"""The interface of train engines, which hold the trained weights.
 
-A learner is a set of weights with its own optimiser: a policy or a critic. Losses are pure functions that
-return a sum and a weight; the engine divides by the global weight of that learner, so that accumulation,
-packing and data parallelism give the same step.
+A learner is a set of weights with its own optimiser: a policy or a critic. Losses are pure functions that return a sum
+and a weight. The engine divides the summed loss of a learner by the learner's global weight, so that gradient
+accumulation, packing and data parallelism give the same optimiser step.
 
-An engine is chosen like a rollout engine: `train_engine: {name: torch}` in a recipe names a class of settings, built in,
-`module:Class` or an entry point of `kapelle.train_engines`, with a `build` that takes a `TrainSetup` and returns the engine.
-The loop, the warm-up, verifiers and checkpoints use an engine only through `TrainEngine`. An engine declares optional
-abilities by inheriting from `KeepsParts`, `Examines` or `CountsTokens`, like environments (ADR 0068).
+A train engine is selected like a rollout engine. In a recipe, `train_engine: {name: torch}` names a class of settings,
+which may be built in, a `module:Class` path or an entry point of `kapelle.train_engines`. The method `build` of the
+settings takes a `TrainSetup` and returns the engine. The training loop, the warm-up, verifiers and checkpoints use an
+engine only through `TrainEngine`. An engine declares optional abilities by inheriting from `KeepsParts`, `Examines` or
+`CountsTokens`, as environments do (ADR 0068).
 """
 
 from __future__ import annotations
@@ -31,48 +32,54 @@ if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
 
 HEAD = "value_head."
-"""Prefix of the names of the head's weights among a critic's weights."""
+"""The prefix of the names of the value head's weights among the weights of a critic."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateLimits:
-    """Limits of the engine's work; they do not change results, except by stopping the update."""
+    """Limits of the engine's work. These limits do not change results, except by stopping the update."""
 
     microbatch_tokens: int | None = 4096
-    """Maximum tokens in one forward and backward pass; with None, the engine chooses (`pass_size.py`)."""
+    """The maximum number of tokens in one forward and backward pass. With None, the engine chooses the number (see
+    `pass_size.py`)."""
     parity_tolerance: float | None = None
-    """Maximum |trainer − sampler| log-prob (nats), in half precision for all but a few tokens; None uses the compute type's
-    default (`parity.PARITY`)."""
+    """The maximum absolute difference between the log-probs of trainer and sampler, in nats. In half precision, a few
+    tokens may exceed this bound. With None, the default of the compute type is used (`parity.PARITY`)."""
     non_finite: str = "stop"
-    """If a loss or gradient is not finite, `stop` raises NumericsError and `skip` skips the step."""
+    """What happens if a loss or gradient is not finite. The value `stop` raises NumericsError, and `skip` skips the
+    optimiser step."""
     total_steps: int = 1_000_000
-    """Optimiser steps of the whole run, for schedules that have an end."""
+    """The number of optimiser steps of the whole run, for learning rate schedules that have an end."""
     gradient_checkpointing: bool = False
-    """Whether the backward pass recomputes each decoder block instead of storing activations."""
+    """Whether the backward pass recomputes each decoder block instead of storing its activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSetup:
-    """The arguments of a train engine."""
+    """The arguments from which a train engine is built."""
 
     models: Mapping[str, LanguageModel]
-    """The base models in this process's memory, by base name. The rollout engine samples from the same objects, so
-    the engine adds every adapter of `policies` to them (`LanguageModel.bank`) when it is built."""
+    """Mapping from base names to the base models in this process's memory. The rollout engine samples from the same
+    objects, so the train engine adds every adapter of `policies` to these models (`LanguageModel.bank`) when it is
+    built."""
     policies: Sequence[Policy]
-    """All policies of the team; endpoints have no weights here, and policies that are not `trained` are only scored."""
+    """All policies of the team. Policies that are endpoints have no weights in this process. Policies that are not
+    `trained` are only scored."""
     critics: Sequence[Critic]
     optimizer: OptimizerConfig
     limits: UpdateLimits
     seed: int
     references: bool = False
-    """Whether every trained policy has a frozen reference (`reference_name`), a copy of its initial weights."""
+    """Whether every trained policy has a frozen reference policy (`reference_name`), which is a copy of its initial
+    weights."""
     embedders: bool = False
-    """Whether a frozen copy of every policy's base computes embeddings (`embedder_name`)."""
+    """Whether a frozen copy of every policy's base model computes embeddings (`embedder_name`)."""
     ranks: Ranks = ALONE
-    """The processes that build the same engine, and call it with the same arguments in the same order."""
+    """The processes that build the same engine. All of these processes call the engine with the same arguments in the
+    same order."""
 
     def optimizer_of(self, learner: Policy | Critic) -> OptimizerConfig:
-        """Return the optimiser's settings of a policy or critic: those of the run, with the learner's own learning rate and schedule."""
+        """Return the optimiser settings of a policy or critic: the run's settings with the learner's own learning rate and schedule."""
         own, rate = self.optimizer, learner.rate
         usual = (own.critic_lr or own.lr) if isinstance(learner, Critic) else own.lr
         steps = own.rising(self.limits.total_steps) if rate.warmup_steps is None else rate.warmup_steps
@@ -94,7 +101,7 @@ class Objective:
     epochs: int = 1
     minibatches: int = 1
     parity: bool = True
-    """Whether the samples have a `behaviour` column that was computed with exactly these weights."""
+    """Whether the samples have a `behaviour` column that was computed with exactly the weights that are updated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +113,19 @@ class Published:
 
 
 class TrainEngine(Protocol):
-    """Holds the learners; scores, updates, publishes, saves and loads them.
+    """An engine that holds the learners and can score samples and update, publish, save and load the learners' weights.
 
-    Weights are mappings from name to tensor: an adapter's under PEFT's names, a whole model's under those of `transformers`,
-    and a critic's adapter with its head (`value_head.weight` `[1, hidden]`, `value_head.bias` `[1]`). A class that inherits
-    from it gets a `close` that does nothing.
+    Weights are mappings from name to tensor. The weights of an adapter have PEFT's names, and the weights of a whole
+    model have the names of `transformers`. The weights of a critic include its value head (`value_head.weight` of shape
+    [1, hidden] and `value_head.bias` of shape [1]). Subclasses inherit a `close` method that does nothing.
     """
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Number of changes of the weights of each trained policy: optimiser steps and exchanges.
+        """Mapping from each trained policy to the number of changes of its weights: optimiser steps and exchanges.
 
-        A skipped step (`non_finite: skip`) does not count. The number shows whether an interrupted update changed weights.
+        A skipped optimiser step (`non_finite: skip`) does not count. The number shows whether an interrupted update
+        changed the weights.
         """
         ...
 
@@ -126,59 +134,66 @@ class TrainEngine(Protocol):
         ...
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return all current weights of a policy, critic or reference; they must not be modified.
+        """Return all current weights of a policy, critic or reference policy. The caller must not modify the tensors.
 
-        The tensors may be the engine's own memory: copy them to keep them.
+        The tensors may share the engine's own memory, so copy them to keep their current values.
         """
         ...
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Set the weights of a policy, critic or reference, with the names of `weights`; keep the optimiser.
+        """Set the weights of a policy, critic or reference policy without changing the state of the optimiser.
 
-        Raises ModelError if names or shapes do not fit.
+        The mapping `weights` has the same names as the result of the method `weights`. Raises ModelError if names or
+        shapes do not match.
         """
         ...
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return log-probs (policies, references) or values (critics) `_T` of each sample's targets, float32 on the CPU."""
+        """Return the log-probs (policies, references) or values (critics) of each sample's targets.
+
+        The result contains one float32 tensor of shape (T,) on the CPU for each sample.
+        """
         ...
 
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return the mean last hidden state `_D` over the tokens before each sample's targets, by a frozen base.
+        """Return the mean last hidden state over the tokens before each sample's targets, computed by a frozen base model.
 
-        The learner of such a sample is `embedder_name(policy)`.
+        The result contains one tensor of shape (D,) for each sample. The learner of such a sample is
+        `embedder_name(policy)`.
         """
         ...
 
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
-        """Take the optimiser steps of one update, every learner on its own samples; return metrics.
+        """Take the optimiser steps of one update, in which every learner is trained on its own samples, and return metrics.
 
-        Samples of one learner with the same `bundle` stay together in a pass and in a step. A learner without samples does
-        not change. Raises ParityError before any change if trainer and sampler disagree, NumericsError if a loss or
-        gradient is not finite, StopRequested if the run should stop; accumulated gradients are dropped.
+        Samples of one learner with the same `bundle` stay together in one forward pass and in one optimiser step. A
+        learner without samples does not change. Raises ParityError, before any weights change, if the log-probs of
+        trainer and sampler disagree. Raises NumericsError if a loss or gradient is not finite, and StopRequested if the
+        run should stop. If an error is raised, accumulated gradients are dropped.
         """
         ...
 
     def check_parity(
         self, samples: Sequence[Sample], weights: Mapping[str, Mapping[str, Tensor]] | None = None
     ) -> dict[str, float]:
-        """Compare the samples' `behaviour` with the log-probs of the current weights; return the gaps as metrics.
+        """Compare the `behaviour` column of samples with the log-probs of the current weights, and return the differences as metrics.
 
-        `weights`, by policy and name, replace the current ones for this comparison: they are the weights that sampled, if
-        the policies have been updated since. Afterwards the current weights are restored exactly. Raises ParityError if the
-        samples come from other weights or another distribution.
+        The mapping `weights`, by policy and name, replaces the current weights during this comparison. Pass the weights
+        with which the samples were generated if the policies have been updated since. Afterwards, the current weights
+        are restored exactly. Raises ParityError if the samples come from other weights or from another distribution.
         """
         ...
 
     def publish(self) -> Mapping[str, Published]:
-        """Return the weights of the policies that changed since the last call, by steps, exchanges or loading.
+        """Return the weights of the policies that changed since the last call, by optimiser steps, exchanges or loading.
 
-        The first call may return all; a rollout engine begins with the weights in `TrainSetup.models`.
+        The first call may return the weights of all policies. A rollout engine begins with the weights in
+        `TrainSetup.models`.
         """
         ...
 
     def exchange(self, one: str, other: str) -> None:
-        """Swap two policies exactly: weights, optimiser state and references."""
+        """Swap two policies exactly, including weights, optimiser state and reference policies."""
         ...
 
     def refresh_references(self) -> None:
@@ -186,25 +201,25 @@ class TrainEngine(Protocol):
         ...
 
     def state(self) -> dict[str, object]:
-        """Return the state for an exact resume, as a tree of tensors and plain values.
+        """Return the state for an exact resume, as a tree of tensors and plain Python values.
 
-        Checkpoints store it.
+        Checkpoints store this state.
         """
         ...
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Restore the result of `state` exactly; CheckpointError if it comes from another kind of engine."""
+        """Restore the result of `state` exactly. Raises CheckpointError if the state comes from another kind of engine."""
         ...
 
     def close(self) -> None:
-        """Release resources other than memory, such as processes; called after the last use."""
+        """Release resources other than memory, such as processes. This method is called after the last use of the engine."""
         return  # nothing to release by default
 
 
 class KeepsParts:
     """A train engine that shards some tensors: each rank keeps, saves and loads its own shards.
 
-    Its `load_state` also accepts such shards.
+    The method `load_state` of such an engine also accepts shards.
     """
 
     def parts(self) -> dict[str, object]:
@@ -212,18 +227,22 @@ class KeepsParts:
         raise NotImplementedError
 
     def room(self, place: str, saved: Tensor) -> Tensor | None:
-        """Return an empty tensor for the value of `parts` at a dotted path, sharded as in this rank; None if the rank keeps it whole.
+        """Return an empty tensor for the value of `parts` at a dotted path, sharded as in this rank.
 
-        `saved` has the shape and type of the whole saved tensor, without content.
+        Returns None if this rank keeps the whole value. The tensor `saved` has the shape and type of the whole saved
+        tensor, but no content.
         """
         raise NotImplementedError
 
 
 class Examines:
-    """A train engine that also computes entropies, so that traces contain the entropy of each token."""
+    """A train engine that can also compute entropies, so that traces contain the entropy of each token."""
 
     def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return log-prob and entropy `_T2` (float32 on the CPU, nats) of each policy sample's targets, without dropout."""
+        """Return log-prob and entropy (in nats) of each target token of policy samples, computed without dropout.
+
+        The result contains one float32 tensor of shape (T, 2) on the CPU for each sample.
+        """
         raise NotImplementedError
 
 
@@ -231,9 +250,10 @@ class CountsTokens:
     """A train engine that also collects histograms of the tokens of its updates."""
 
     def distributions(self) -> Mapping[str, Histogram]:
-        """Return histograms of the policies' tokens, of all passes of all updates since the last call, by `KIND/policy`.
+        """Return histograms of the tokens in all passes of all updates since the last call, by `KIND/policy`.
 
-        Kinds are `update_entropy` and, for samples with a `behaviour` column, `update_log_ratio` (`metrics.distributions`).
+        The kinds are `update_entropy` and, for samples with a `behaviour` column, `update_log_ratio` (see
+        `metrics.distributions`).
         """
         raise NotImplementedError
 
@@ -244,17 +264,18 @@ ABILITIES: Sequence[tuple[type, str]] = (
     (Examines, "examine"),
     (CountsTokens, "distributions"),
 )
-"""Abilities that a train engine declares by inheritance, each with a method that the engine must then define."""
+"""The abilities that a train engine declares by inheritance. Each entry is a class and the name of a method that an
+engine with this ability must define."""
 
 
 class TrainEngineSettings(Protocol):
-    """Frozen settings that build a train engine."""
+    """Immutable settings from which a train engine is built."""
 
     def build(self, setup: TrainSetup) -> TrainEngine:
-        """Return the engine that holds these learners."""
+        """Return the engine that holds the learners of this setup."""
         ...
 
 
 def train_engine_class(name: str) -> type:
-    """Return the settings class of a train engine by name, `module:Class` or entry point."""
+    """Return the settings class of a train engine, given a built-in name, a `module:Class` path or the name of an entry point."""
     return find_class("train engine", name, BUILTIN)

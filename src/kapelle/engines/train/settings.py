@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Torch(Settings):
-    """Settings of the train engine in one process; if a launcher starts several processes, it becomes `ddp`."""
+    """Settings of the train engine in a single process. If a launcher starts several processes, the engine `ddp` is used instead."""
 
     name: Literal["torch"] = "torch"
 
@@ -33,19 +33,19 @@ class Torch(Settings):
 
 
 class Ddp(Torch):
-    """Settings of the engine `torch` in several processes, each with all weights and a share of every step's samples."""
+    """Settings of the train engine `torch` in several processes, each with all weights and a share of every step's samples."""
 
     name: Literal["ddp"] = "ddp"  # type: ignore[assignment]  # the tag of another class
     timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
-    """Maximum wait in seconds for other processes, at the start and in every collective operation."""
+    """The maximum time in seconds to wait for other processes, at the start and in every collective operation."""
 
 
 class Fsdp(Sharding):
-    """Settings of the engine that shards bases with FSDP2; every process holds complete adapters and heads."""
+    """Settings of the train engine that shards base models with FSDP2. Every process holds complete adapters and value heads."""
 
     name: Literal["fsdp"] = "fsdp"
     timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
-    """Maximum wait in seconds for other processes, at the start and in every collective operation."""
+    """The maximum time in seconds to wait for other processes, at the start and in every collective operation."""
 
     def check(
         self,
@@ -55,7 +55,10 @@ class Fsdp(Sharding):
         optimizer: str,
         ranks: int,
     ) -> None:
-        """Raise ConfigError if this many processes cannot shard the models of these learners; `dtypes` are by base."""
+        """Raise ConfigError if `ranks` processes cannot shard the models of these learners.
+
+        The mapping `dtypes` contains the compute type of each base model.
+        """
         here = [policy for policy in policies if policy.endpoint is None]
         whole = [policy.name for policy in here if policy.trained and policy.lora is None]
         whole += [critic.name for critic in critics if critic.trained and critic.whole]
@@ -87,7 +90,10 @@ class Fsdp(Sharding):
             )
 
     def build(self, setup: TrainSetup) -> TrainEngine:
-        """Return the engine, which for a single process is `torch`; ConfigError for models that cannot be sharded."""
+        """Return the train engine. Raises ConfigError if the models cannot be sharded.
+
+        With a single process, the engine `torch` is returned.
+        """
         if setup.ranks.size == 1:
             return Torch().build(setup)
         from kapelle.engines.train.fsdp import FsdpTrainEngine
@@ -101,13 +107,13 @@ class Fsdp(Sharding):
 
 
 def check_images(run: RunToCheck) -> Iterator[str]:
-    """Yield a message for an engine that does not support the images of an environment."""
+    """Yield an error message if an environment uses images and the train engine does not support images."""
     if run.config.train_engine.name == "fsdp":
         yield from text_alone(run, "`train_engine.name: fsdp`")
 
 
 def check_sharding(run: RunToCheck) -> None:
-    """Raise ConfigError if the processes of this run cannot shard its models."""
+    """Raise ConfigError if the processes of this run cannot shard the models of the run."""
     config, team, started = run.config, run.team, launched_rank()
     if isinstance(config.train_engine, Fsdp):
         dtypes = {base: team.places.get(base, config.model).dtype for base in team.bases}

@@ -1,4 +1,4 @@
-"""Settings of the sharding of a base's weights over processes."""
+"""Settings for sharding the weights of base models over processes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from kapelle.settings.base import Settings
 
 
 class Sharding(Settings):
-    """The placement of shards, and the types in which they are computed and summed."""
+    """The placement of shards, and the types in which weights are computed and gradients are summed."""
 
     cpu_offload: bool = False
-    """Whether shards of bases, gradients and moments are in the host's memory, where the optimiser also runs."""
+    """Whether the shards of base weights, gradients and optimiser moments are in the host's memory. In this case, the
+    optimiser also runs on the host."""
     reshard_after_forward: bool = True
-    """Whether a block's gathered weights are freed after its forward pass and gathered again for the backward pass."""
+    """Whether the gathered weights of a block are freed after the block's forward pass and gathered again for the
+    backward pass."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """Number of consecutive processes that split each block's products with torch's `parallelize_module`; sharding is
-    across such sets."""
+    """The number of consecutive processes that split the matrix products of each block (tensor parallelism with torch's
+    `parallelize_module`). Weights are sharded across such groups of processes."""
     param_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """The type in which weights are gathered, computed and exported; shards, moments and checkpoints stay in float32."""
+    """The type in which weights are gathered, computed and exported. Shards, optimiser moments and checkpoints stay in
+    float32."""
     reduce_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The type in which gradients of sharded weights are summed over the processes."""

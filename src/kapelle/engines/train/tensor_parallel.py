@@ -1,7 +1,8 @@
-"""Split the products of blocks over several processes (1909.08053) with torch's `parallelize_module`.
+"""Split the matrix products of blocks over several processes (arXiv:1909.08053) with torch's `parallelize_module`.
 
-For many architectures, `transformers` defines which linear layers are split by their outputs (`colwise`), which by their
-inputs (`rowwise`), and which norms every process applies only to its own heads. Other architectures raise ConfigError.
+For many architectures, `transformers` defines which linear layers are split by their outputs (`colwise`), which are
+split by their inputs (`rowwise`), and which norms every process applies only to its own heads. Other architectures
+raise ConfigError.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from kapelle.models.lora_bank import layers_of
 
 STYLES: Mapping[str, Any] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 OF_OWN_HEADS = "replicated_with_grad_allreduce"
-"""Style of weights that every process holds in full and applies to its own heads; their gradients are summed over
-processes."""
+"""The style of weights that every process holds in full and applies only to its own heads. The gradients of these
+weights are summed over the processes."""
 
 
 def check_split(name: str, config: Any, layers: Layers, split: int, parts: int = 1) -> None:
-    """Raise ConfigError if a model cannot be split over `split` processes and then sharded in `parts`.
+    """Raise ConfigError if a model cannot be split over `split` processes and then sharded in `parts` parts.
 
-    The check needs no weights: `config` contains the model's `transformers` settings.
+    The check needs no weights. The argument `config` contains the model's `transformers` settings.
     """
     styles = _styles(config, _below_the_decoder(layers.modules))
     where = f"`train_engine.tensor_parallel: {split}` cannot split '{name}'"
@@ -62,10 +63,10 @@ def check_split(name: str, config: Any, layers: Layers, split: int, parts: int =
 
 
 def split_layers(model: LanguageModel, mesh: DeviceMesh, parts: int) -> None:
-    """Split a model's blocks over the processes of a mesh, before their weights are sharded in `parts`.
+    """Split the blocks of a model over the processes of a mesh, before the weights are sharded in `parts` parts.
 
-    From then on, the model uses the passes of `transformers`. Raises ConfigError before any split if the model does not
-    support it.
+    After the split, the model uses the forward passes of `transformers`. Raises ConfigError, before anything is split,
+    if the model cannot be split.
     """
     check_split(model.name, model.model.config, layers_of(model.model), mesh.size(), parts)
     styles = _styles(model.model.config, dict(model.body.named_modules()))
@@ -76,25 +77,25 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh, parts: int) -> None:
 
 
 def weights_of_own_heads(model: LanguageModel) -> list[nn.Parameter]:
-    """Return the weights that need their gradients summed over the processes that split a model."""
+    """Return the weights whose gradients must be summed over the processes that split a model."""
     styles = _styles(model.model.config, dict(model.body.named_modules()))
     paths = [path for path, style in styles.items() if style == OF_OWN_HEADS]
     return [parameter for path in paths for parameter in model.body.get_submodule(path).parameters()]
 
 
 def beside_split(parameter: Tensor) -> Shard | None:
-    """Return the dimension along which a weight is sharded: the second dimension of a matrix that is split by its outputs."""
+    """Return the dimension along which to shard a weight: the second dimension for a matrix that is split by its outputs, else None."""
     by_outputs = isinstance(parameter, DTensor) and parameter.ndim > 1 and parameter.placements == (Shard(0),)
     return Shard(1) if by_outputs else None
 
 
 def _below_the_decoder(paths: Iterable[str]) -> dict[str, str]:
-    """Return a mapping from paths relative to the decoder to full paths of modules."""
+    """Return a mapping from module paths relative to the decoder to full module paths."""
     return {path.partition(".")[2]: path for path in paths}
 
 
 def _styles(config: Any, paths: Iterable[str]) -> dict[str, str]:
-    """Return how `transformers` splits each module below the decoder, by path."""
+    """Return the style in which `transformers` splits each module below the decoder, by path."""
     patterns: Mapping[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     found: dict[str, str] = {}
     for path in paths:

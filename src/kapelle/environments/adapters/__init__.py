@@ -1,1 +1,1 @@
-"""Adapters for environments of other libraries and for your own classes."""
+"""Adapters for environments of other libraries and for environment classes that users write themselves."""

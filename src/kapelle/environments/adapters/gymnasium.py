@@ -1,4 +1,4 @@
-"""Gymnasium environments (arXiv 2407.17032) as text: an action is a string or a number."""
+"""Adapter for Gymnasium environments (arXiv:2407.17032). Observations and actions are converted to and from strings."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ from kapelle.types import Json, Split, Task
 
 
 class Gymnasium(Endless, StatedRewards):
-    """One agent in a Gymnasium environment, given by its id; discrete actions are written as numbers."""
+    """A Gymnasium environment with a single agent. The agent writes a discrete action as a number."""
 
     name: Literal["gymnasium"] = "gymnasium"
     id: str
-    """An id for `gymnasium.make`, such as `module:Id-v0`, or your own class or function: `mine:Env`, `./mine.py:Env`."""
+    """The id of the environment for `gymnasium.make`, such as `module:Id-v0`, or the user's own class or function, such as `mine:Env`
+    or `./mine.py:Env`."""
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments for `gymnasium.make`."""
     penalty: FiniteFloat = Field(default=-1.0, le=0.0)
-    """Reward for an illegal action, which is replaced with a random legal action."""
+    """The penalty that is added to the reward when the agent writes an illegal action. A random legal action replaces the illegal
+    action."""
     max_steps: int = Field(default=100, ge=1)
-    """Maximum number of steps in an episode."""
+    """The maximum number of steps per episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`, extended by a penalty in every step."""
+        """The range of `rewards`, with the minimum lowered by one penalty per step."""
         return (self.rewards[0] + self.penalty * self.max_steps, self.rewards[1])
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the environment; the splits use different seeds."""
+        """Descriptions of the train and test episodes. The two splits use different seeds."""
         return {
             "train": f"episodes of {self.id}, by seed",
             "test": f"episodes of {self.id}, with different seeds",
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for several agents, a missing package, an unknown id, or actions that cannot be written as text."""
+        """Raise ConfigError if there are several agents, the package is missing, the id is unknown or actions cannot be written as text."""
         check_alone(agents, self.id)
         made = self._make()
         try:
@@ -72,12 +74,12 @@ class Gymnasium(Endless, StatedRewards):
             raise ConfigError(f"environment.id {self.id} cannot be created: {error}{hint}") from error
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingState:
-        """Create the environment of one episode."""
+        """Create the environment for one episode and return the episode's state."""
         return _GymState(self._make(), self.penalty, agents[0], self.max_steps, seed)
 
 
 class _GymState(SteppingState):
-    """The state of an episode in text."""
+    """The state of one episode of a Gymnasium environment."""
 
     def __init__(self, made: Any, penalty: float, agent: str, max_steps: int, seed: int) -> None:
         self._made, self._penalty = made, penalty
@@ -86,11 +88,14 @@ class _GymState(SteppingState):
         super().__init__(agent, max_steps, seed)
 
     def reset(self, seed: int) -> str:
-        """Start the episode with the seed."""
+        """Reset the environment with the seed and return the first observation as a string."""
         return self._show(*self._made.reset(seed=seed % 2**31))
 
     def act(self, text: str) -> tuple[str, float, bool, bool]:
-        """Take the action in the text; an illegal action is replaced with a random one, and the penalty is added."""
+        """Take the action that the text names.
+
+        An illegal action is replaced with a random legal action, and the penalty is added to the reward.
+        """
         space = self._made.action_space
         action, cost = read_action(text, space, self._legal), 0.0
         if action is None:
@@ -103,7 +108,7 @@ class _GymState(SteppingState):
         return "\n".join(part for part in (observation_text(seen), actions_text(self._legal)) if part)
 
     async def close(self) -> None:
-        """Close the environment."""
+        """Close the Gymnasium environment."""
         self._made.close()
 
 
@@ -111,9 +116,9 @@ class _GymState(SteppingState):
 
 
 def observation_text(value: Any) -> str:
-    """Return an observation as text: arrays are written row by row, and parts line by line.
+    """Return an observation as a string. Each row of an array and each entry of a dictionary is written on a separate line.
 
-    The mask of legal actions is omitted, because `actions_text` writes it.
+    The mask of legal actions is omitted, because `actions_text` lists the legal actions.
     """
     import numpy as np
 
@@ -139,9 +144,9 @@ def _rows(value: Any) -> str:
 
 
 def legal_numbers(space: Any, mask: Any) -> list[int] | None:
-    """Return the legal numbers of a discrete space, according to its mask if there is one; None for a text space.
+    """Return the legal action numbers of a discrete space, or None if the space is a text space.
 
-    Raises TypeError for any other space.
+    If a mask is given, only the actions that it allows are returned. Raises TypeError for any other kind of space.
     """
     kind = type(space).__name__
     if kind == "Text":
@@ -155,19 +160,19 @@ def legal_numbers(space: Any, mask: Any) -> list[int] | None:
 
 
 def actions_text(legal: Sequence[int] | None) -> str:
-    """Return the line that lists the legal actions; empty for a text space."""
+    """Return a line that lists the legal actions, or an empty string for a text space (if `legal` is None)."""
     return "" if legal is None else f"Legal actions: <{' | '.join(map(str, legal))}>"
 
 
 def read_action(text: str, space: Any, legal: Sequence[int] | None) -> int | str | None:
-    """Return the legal action that a text names, or None; `legal` is None in a text space."""
+    """Return the legal action that the text names, or None if the text names no legal action. In a text space, `legal` is None."""
     if legal is None:
         return text if space.contains(text) else None
     return next((number for number in legal if text.strip() == str(number)), None)
 
 
 def random_action(space: Any, legal: Sequence[int] | None, draw: random.Random) -> int | str:
-    """Return a random legal action; in a text space, return one of the shortest."""
+    """Return a random legal action. In a text space, return a random string of the minimum length."""
     if legal is not None:
         return draw.choice(legal)
     return "".join(draw.choices(space.character_list, k=space.min_length))

@@ -1,10 +1,10 @@
-"""Tasks of inspect_ai: their samples are the questions, and their scorers give the reward.
+"""Adapter for tasks of inspect_ai. The samples of a task become the questions, and its scorers give the reward.
 
     environment: {name: inspect, path: "my_tasks.py:capitals", args: {level: hard}}
 
-The task's solver runs with the team as its model. The question is the solver's prompt: the sample with its system message,
-template or lettered choices. The scorer receives what the solver extracts from the answer. If a solver calls its model more than
-once or uses tools, the episode fails.
+The team replaces the model in the task's solver. The question is the prompt that the solver sends to its model: the sample with its
+system message, template or lettered choices. The scorer receives the answer that the solver extracts from the completion. The
+episode fails if the solver calls its model more than once or uses tools.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from kapelle.types import Json, Message, Split, Task
 
 
 class Inspect(WithTeacher, Questions, Reporting, Reads):
-    """A task of inspect_ai as questions; the reward is a scorer's value from 0 to 1 (C counts as 1, P as 0.5, I and N as 0)."""
+    """Questions from a task of inspect_ai. The reward is a scorer's value from 0 to 1 (C counts as 1, P as 0.5, and I and N as 0)."""
 
     name: Literal["inspect"] = "inspect"
     path: str = Field(min_length=1)
-    """The function that returns the task: `module:function` or `path/file.py:function`."""
+    """The function that returns the task, written as `module:function` or `path/file.py:function`."""
     args: Mapping[str, Json] = Field(default={})
-    """Keyword arguments of the function."""
+    """Keyword arguments for the function that returns the task."""
     scorer: int = Field(default=0, ge=0)
-    """Index of the scorer that gives the reward."""
+    """The index of the scorer that gives the reward."""
     value: str | None = None
-    """Name of the value that is used as the reward, if the scorer returns several values."""
+    """The name of the value that is used as the reward if the scorer returns several values."""
 
     @property
     def answers(self) -> Answers:
-        """The grader of answers, which is the task's scorer."""
+        """The grader of answers, which calls the task's scorer."""
         return Answers(self._grade, lambda text: text.strip() or None)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the task's data set, which is split by a hash of the input."""
+        """Descriptions of the train and test samples. A hash of a sample's input determines its split."""
         own = f"samples of inspect's {self.path}, by a hash of the input"
         return {"train": f"{own}, 4 of 5", "test": f"{own}, the other samples"}
 
     @property
     def alive(self) -> Sequence[str]:
-        """The task's scorer, because it may call a model."""
+        """The task's scorer, whose results may vary because it may call a model."""
         return (f"the scorer of inspect's `{self.path}`",)
 
     def contents(self) -> Mapping[str, str]:
@@ -65,7 +65,7 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
         return {f"samples of inspect's {self.path}": self._loaded.content}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package, an invalid task or an unknown scorer."""
+        """Raise ConfigError if the package is missing, the task is invalid or the scorer index is out of range."""
         scorers = len(self._loaded.task.scorer or ())
         if self.scorer >= scorers:
             raise ConfigError(
@@ -74,11 +74,11 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
         self.check_teacher()
 
     def size(self, split: Split) -> int | None:
-        """Return the number of samples of a split."""
+        """Return the number of samples in a split."""
         return len(self._loaded.samples[split])
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the sample at an index, as the solver's prompt."""
+        """Return the task at an index. The question of the task is the solver's prompt for the sample."""
         sample = self._loaded.samples[split][index]
         data: dict[str, Json] = {"split": split, "index": index}
         if isinstance(sample.target, str):
@@ -86,7 +86,10 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
         return Task(f"{split}-{index}", _question(self._loaded, sample), data)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the `teacher`; if there is no `teacher`, return the target, or `ANSWER: B` for lettered choices."""
+        """Return the text of the `teacher` if one is set. If no `teacher` is set, return the sample's target.
+
+        The target is preceded by `ANSWER:` if the sample has lettered choices.
+        """
         if self.teacher is not None:
             return super().script(agent, task, messages, seed)
         sample = self._loaded.samples[task.data["split"]][task.data["index"]]
@@ -131,7 +134,7 @@ class Inspect(WithTeacher, Questions, Reporting, Reads):
 
 @dataclass(frozen=True)
 class InspectSamples:
-    """A task with its samples, loaded once per process."""
+    """A task of inspect_ai with its samples, which is loaded once per process."""
 
     task: Any
     samples: Mapping[Split, Sequence[Any]]
@@ -166,7 +169,7 @@ def _texts(messages: Any) -> list[str]:
 
 
 class _Prompt(Exception):
-    """Raised by the model of `_question`; holds the prompt."""
+    """Raised instead of calling a model when `_question` needs the solver's prompt. The exception holds the prompt."""
 
     def __init__(self, messages: Sequence[Any]) -> None:
         super().__init__("prompt")
@@ -194,7 +197,7 @@ def _state(sample: Any) -> Any:
 
 
 def _question(loaded: InspectSamples, sample: Any) -> str:
-    """Return the solver's prompt as one string."""
+    """Return the prompt that the solver sends to its model as a single string."""
 
     async def generate(state: Any, *given: Any, **named: Any) -> NoReturn:
         raise _Prompt(state.messages)
@@ -217,7 +220,7 @@ def _question(loaded: InspectSamples, sample: Any) -> str:
 
 
 async def _solved(loaded: InspectSamples, sample: Any, text: str) -> Any:
-    """Return the state of a sample after the solver has run with `text` as the model's answer."""
+    """Run the solver with `text` as the model's completion and return the resulting state of the sample."""
     from inspect_ai.model import ModelOutput
 
     calls = 0

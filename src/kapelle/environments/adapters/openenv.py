@@ -1,11 +1,11 @@
-"""Environments on a server with OpenEnv's protocol (openenv-core 0.2 and 0.3): `reset`, `step`, `state`.
+"""Adapter for environments on a server that implements the OpenEnv protocol (openenv-core 0.2 and 0.3) with `reset`, `step` and `state`.
 
     environment: {name: openenv, url: "http://127.0.0.1:8000"}
 
-Each episode has its own session over a WebSocket, as in the package's client.
+Each episode opens its own session over a WebSocket, as the client of openenv-core does.
 
-The server is another program. Its responses are limited in bytes and seconds, and rewards must be finite. If the server is
-unreachable or returns an invalid response, the episode fails.
+Responses of the server are limited in size and time, and rewards must be finite. If the server is unreachable or returns an invalid
+response, the episode fails.
 """
 
 from __future__ import annotations
@@ -43,82 +43,84 @@ from kapelle.settings.base import FREE, FROM_HERE_ON, Address
 from kapelle.types import Json, Split, Task
 
 PAUSES = (0.2, 1.0, 3.0)
-"""Seconds between attempts to open a session. An open session is never replaced, because it holds the episode's state."""
+"""Waiting times in seconds between attempts to open a session. A session that is lost after opening is not replaced, because it holds
+the episode's state."""
 
 CLOSING_SECONDS = 2.0
-"""Seconds that a server has to close a finished session."""
+"""Maximum time in seconds for the server to close a finished session."""
 
 
 class OpenEnv(Endless, StatedRewards, WithTeacher, Reporting, UsesServers, Described, TeamMoves):
-    """An environment on an OpenEnv server: an agent's text becomes its action, and each step has its reward."""
+    """An environment on an OpenEnv server. An agent's text is converted to an action, and each step has a reward."""
 
     name: Literal["openenv"] = "openenv"
     url: Annotated[Address, FROM_HERE_ON]
-    """Address of the server, such as `http://127.0.0.1:8000`."""
+    """The URL of the server, such as `http://127.0.0.1:8000`."""
     action: str | None = None
-    """Field of the action that holds the agent's text. null: the only possible field of the server's schema; if several fields are
-    possible, agents write the whole action as a JSON object."""
+    """The field of the action that receives the agent's text. If null, the field is chosen from the server's schema; if several fields
+    are possible, agents write the whole action as a JSON object."""
     observation: str | None = None
-    """Field of the observation that agents read; null: all fields."""
+    """The field of the observation that agents read. If null, agents read all fields."""
     arguments: Mapping[str, Json] = Field(default={})
     """Additional arguments for `reset`."""
     max_steps: int = Field(default=50, ge=1)
-    """Maximum number of steps in an episode."""
+    """The maximum number of steps per episode."""
     max_characters: int = Field(default=8000, ge=100)
-    """Maximum number of characters of an observation that an agent reads."""
+    """The maximum number of characters of an observation that is shown to an agent."""
     sessions: Annotated[int, FREE] = Field(default=1, ge=1)
-    """Number of episodes that the server runs at once; other episodes wait. The default of openenv-core's servers is 1."""
+    """The number of episodes that the server runs at the same time. Further episodes wait for a free session. The default of servers
+    built with openenv-core is 1."""
     attempt_s: Annotated[float, Field(gt=0.0), FREE] = 60.0
-    """Seconds that the server has to answer a message."""
+    """Maximum time in seconds for the server to respond to a message."""
     token_env: Annotated[str, FREE] = "OPENENV_TOKEN"  # noqa: S105 - the name of a variable
-    """Environment variable with the server's bearer token; the token itself is never stored."""
+    """The name of the environment variable that holds the server's bearer token. The token itself is never stored."""
 
     @property
     def offered(self) -> frozenset[type]:
-        """The protocol for demonstrations, if a `teacher` is set."""
+        """The additional capabilities of this environment. If a `teacher` is set, the environment is also `Scripted`."""
         return frozenset() if self.teacher is None else frozenset({Scripted})
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the server; training uses even seeds, and tests use odd seeds."""
+        """Descriptions of the train and test episodes. Training uses even seeds, and tests use odd seeds."""
         return {"train": f"episodes of {self.url}, even seeds", "test": f"episodes of {self.url}, odd seeds"}
 
     @property
     def alive(self) -> Sequence[str]:
-        """The server."""
+        """The OpenEnv server, whose responses may vary."""
         return (f"`url` ({self.url})",)
 
     def servers(self) -> Sequence[ExternalServer]:
-        """The server."""
+        """Return the OpenEnv server, so that it can be tested before the models are loaded."""
         return (
             ExternalServer("The OpenEnv server", self.url, f"{self.url.rstrip('/')}/health", self.token_env),
         )
 
     def descriptors(self, agents: int) -> int:
-        """Return 1, for the connection of a session."""
+        """Return 1, because each episode holds one connection open."""
         return 1
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError if the package is missing or a token would be sent unencrypted."""
+        """Raise ConfigError if the package is missing or a token would be sent without encryption."""
         need_package("openenv", "websockets", "'kapelle[openenv]'")
         self.check_teacher()
         bearer(self.token_env, self.url)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task with a seed that all episodes of a group share."""
+        """Return the task at an index. The task contains a seed that all episodes of a group share."""
         return Task(f"{split}-{index}", "", {"seed": 2 * index + (split == "test")})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> OpenEnvState:
-        """Create an episode; `reset` opens its session."""
+        """Return the state of a new episode. The session is opened later, in `reset`."""
         return OpenEnvState(task, agents, self)
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The header with the token, if there is one."""
+        """The HTTP header that contains the bearer token, or an empty mapping if there is no token."""
         return bearer(self.token_env, self.url)
 
     async def server_schema(self) -> Any:
-        """Return the server's schemas; raise EpisodeError if the request fails."""
+        """Return the schemas that the server reports. Raises EpisodeError if the request fails."""
         import httpx
 
         try:
@@ -135,7 +137,7 @@ class OpenEnv(Endless, StatedRewards, WithTeacher, Reporting, UsesServers, Descr
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the JSON that a server sent; raise EpisodeError if it is not valid JSON."""
+    """Parse JSON that a server sent. Raises EpisodeError if it is not valid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -146,14 +148,14 @@ def read_json(text: str | bytes) -> Any:
 
 
 class ActionForm(NamedTuple):
-    """How an agent's text becomes an action."""
+    """Describes how an agent's text is converted to an action."""
 
     field: str | None
-    """The field that holds the text; None if the agent writes the whole action as a JSON object."""
+    """The field of the action that receives the text, or None if the agent writes the whole action as a JSON object."""
     kind: str
-    """JSON type of the field or action: `string`, `integer`, …"""
+    """The JSON type of the field or action, such as `string` or `integer`."""
     hint: str
-    """Instruction before the first move; empty if the action is a string."""
+    """The instruction that the agent reads before its first move, or an empty string if the action is a string."""
 
 
 _HINTS = {
@@ -172,7 +174,7 @@ _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 def action_form(schema: Any, wanted: str | None) -> ActionForm:
-    """Return how a text becomes an action with this schema; raise EpisodeError if the schema lacks the field `wanted`."""
+    """Return how a text is converted to an action of this schema. Raises EpisodeError if the schema lacks the field `wanted`."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
         raise EpisodeError("The OpenEnv server's action schema has no properties.")
@@ -199,7 +201,7 @@ def action_form(schema: Any, wanted: str | None) -> ActionForm:
 
 
 def to_action(text: str, form: ActionForm) -> Json | None:
-    """Return the action in a text, or None if it is invalid, which is the agent's fault."""
+    """Return the action that an agent's text describes, or None if the text is not a valid action."""
     if form.kind == "string" and form.field is not None:
         return {form.field: text}
     written = text.strip().lower() if form.kind == "boolean" else text.strip()
@@ -219,18 +221,18 @@ def to_action(text: str, form: ActionForm) -> Json | None:
 
 
 class ActionRejected(Exception):
-    """Raised if the server rejects an action; the agent reads the message."""
+    """Raised if the agent's text is not an action or the server rejects the action. The agent reads the message."""
 
 
 class OpenEnvSession:
-    """One environment on the server, for one episode."""
+    """A session with one environment on the server. Each episode has its own session."""
 
     def __init__(self, settings: OpenEnv) -> None:
         self._settings = settings
         self._socket: Any = None
 
     async def open(self) -> None:
-        """Connect; raise EpisodeError if all attempts fail."""
+        """Connect to the server. Raises EpisodeError if all attempts fail."""
         from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
 
@@ -255,7 +257,10 @@ class OpenEnvSession:
                 return
 
     async def request(self, kind: str, data: Json = None) -> Any:
-        """Return the data of the server's response; raise ActionRejected for an invalid action, EpisodeError for any other failure."""
+        """Send a message and return the data of the server's response.
+
+        Raises ActionRejected for an invalid action and EpisodeError for any other failure.
+        """
         from websockets.exceptions import WebSocketException
 
         message = {"type": kind} if data is None else {"type": kind, "data": data}
@@ -280,7 +285,7 @@ class OpenEnvSession:
         return found
 
     async def close(self) -> None:
-        """End the session with its environment."""
+        """Close the session, which ends its environment on the server."""
         if self._socket is not None:
             with suppress(Exception):
                 await self._socket.send('{"type": "close"}')
@@ -294,11 +299,11 @@ class OpenEnvSession:
 _free_sessions: weakref.WeakKeyDictionary[
     asyncio.AbstractEventLoop, dict[tuple[str, int], asyncio.Semaphore]
 ] = weakref.WeakKeyDictionary()
-"""Sessions that may still be opened, by event loop and server."""
+"""Semaphores that limit the number of open sessions, for each event loop and for each server URL and session limit."""
 
 
 class OpenEnvState(BaseState, Resets):
-    """The state of one episode. Any agent may move; the last agent moves unless the workflow names another."""
+    """The state of one episode. Any agent may move. If the workflow does not name an agent, the agent that moved last moves again."""
 
     def __init__(self, task: Task, agents: Sequence[str], settings: OpenEnv) -> None:
         super().__init__(task, agents)
@@ -314,7 +319,7 @@ class OpenEnvState(BaseState, Resets):
         self._mover = self.agents[-1]
 
     async def reset(self) -> None:
-        """Wait until the server has a free session, open it and begin."""
+        """Wait until the server has a free session, open the session and reset the environment."""
         try:
             await self._begin()
         except BaseException:  # if an episode fails to begin, nothing else closes it
@@ -345,7 +350,7 @@ class OpenEnvState(BaseState, Resets):
             self._observation = f"{self._form.hint}\n\n{self._observation}".strip()
 
     def _receive(self, answer: Mapping[str, Any]) -> float:
-        """Store the observation of a response and return its reward; raise EpisodeError if the response is invalid."""
+        """Store the observation of a response and return the reward. Raises EpisodeError if the response is invalid."""
         seen, reward, done = answer.get("observation"), answer.get("reward"), answer.get("done", False)
         if not isinstance(seen, Mapping) or not isinstance(done, bool):
             raise EpisodeError(
@@ -376,15 +381,18 @@ class OpenEnvState(BaseState, Resets):
         return float(reward or 0.0)
 
     def observe(self, agent: str) -> str:
-        """Return the server's last observation."""
+        """Return the last observation that the server sent."""
         return self._observation
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agent that moves; none when the episode is done or out of steps."""
+        """Return the agent that moves, or an empty tuple if the episode is done or has reached the maximum number of steps."""
         return () if self._done or self._steps >= self._settings.max_steps else (self._mover,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take the action in `final` or the only text, and return the reward. An invalid action uses up a step, and the agent reads why."""
+        """Send the action in `final`, or in the only text, to the server and return the reward.
+
+        An invalid action counts as a step, and the agent reads an error message.
+        """
         if not self.movers():
             raise EpisodeError("The episode is over.")
         self._mover, text = one_text(actions, self.agents, final)
@@ -411,7 +419,7 @@ class OpenEnvState(BaseState, Resets):
         return {self._mover: reward}
 
     def outcome(self) -> Outcome:
-        """Return how the episode ended; all rewards were given in the turns."""
+        """Return the outcome of the episode with rewards of 0, because all rewards were given after the individual steps."""
         info: dict[str, Json] = {
             "total": self._total,
             "steps": self._steps,
@@ -421,7 +429,7 @@ class OpenEnvState(BaseState, Resets):
         return Outcome({self._mover: 0.0}, None, info, truncated=not self._done)
 
     async def close(self) -> None:
-        """Close the session and release its slot."""
+        """Close the session and let another episode open a session."""
         try:
             await self._session.close()
         finally:

@@ -1,4 +1,4 @@
-"""PettingZoo environments (arXiv 2009.14471) of both kinds: agents move in turn (AEC) or simultaneously (Parallel)."""
+"""Adapter for PettingZoo environments (arXiv:2009.14471), in which agents move in turn (AEC) or simultaneously (Parallel)."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ from kapelle.types import Json, Split, Task
 
 
 class PettingZoo(GameSettings, ListsMoves):
-    """An environment, given by its module; agents are its players in order and write actions as numbers."""
+    """A PettingZoo environment. The agents of the team are its players, in order, and write actions as numbers."""
 
     name: Literal["pettingzoo"] = "pettingzoo"
     path: str
-    """A module with `env()` or `parallel_env()`, such as `pettingzoo.classic.tictactoe_v3` or `./mine.py`, or a class or function in
-    it: `mine:Env`, `./mine.py:Env`."""
+    """A module that defines `env()` or `parallel_env()`, such as `pettingzoo.classic.tictactoe_v3` or `./mine.py`; or a class or
+    function in a module, such as `mine:Env` or `./mine.py:Env`."""
     turns: Literal["aec", "parallel"] = "aec"
-    """Which function of the module is called: `env()` or `parallel_env()`."""
+    """The function of the module that creates the environment. The value `aec` calls `env()`, and `parallel` calls `parallel_env()`."""
     arguments: Mapping[str, Json] = Field(default={})
-    """Keyword arguments for that function."""
+    """Keyword arguments for the function or class that creates the environment."""
     rewards: tuple[FiniteFloat, FiniteFloat] = (-1.0, 1.0)
-    """Range of one agent's total reward before penalties; if a total is outside this range, the episode fails."""
+    """The minimum and maximum total reward of one agent, before penalties. The episode fails if a total is outside this range."""
     penalty: FiniteFloat = Field(default=-1.0, le=0.0)
-    """Reward for an illegal action, which is replaced with a random legal action."""
+    """The penalty that is added to the reward when an agent writes an illegal action. A random legal action replaces the illegal
+    action."""
     max_rounds: int = Field(default=100, ge=1)
-    """Maximum number of rounds in an episode."""
+    """The maximum number of rounds per episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of `rewards`, extended by a penalty for every move."""
+        """The range of `rewards`, with the minimum lowered by one penalty per round."""
         return (self.rewards[0] + self.penalty * self.max_rounds, self.rewards[1])
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the environment; the splits use different seeds."""
+        """Descriptions of the train and test episodes. The two splits use different seeds."""
         return {
             "train": f"episodes of {self.path}, by seed",
             "test": f"episodes of {self.path}, with different seeds",
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package or module, a wrong number of agents, or actions that cannot be written as text."""
+        """Raise ConfigError if the package or module is missing, the number of agents is wrong or actions cannot be written as text."""
         made = self._make()
         try:
             players = made.possible_agents
@@ -96,7 +97,7 @@ class PettingZoo(GameSettings, ListsMoves):
         return make_own(vars(module)[function], self.arguments, what, "possible_agents")
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ZooState:
-        """Create the environment of one episode."""
+        """Create the environment for one episode and return the episode's state."""
         from pettingzoo import AECEnv, ParallelEnv
 
         made = self._make()
@@ -118,11 +119,12 @@ ZOO_RULES: Mapping[str, str] = {
         "and whether it is the other's."
     ),
 }
-"""Rules of known games by `metadata["name"]`, taken from their documentation."""
+"""Mapping from the name of a game in its metadata (`metadata["name"]`) to its rules, which are taken from the documentation of the
+game."""
 
 
 class _InTurn:
-    """Players move one at a time."""
+    """A PettingZoo environment in which players move one at a time (AEC)."""
 
     def __init__(self, made: Any, seed: int) -> None:
         self.made = made
@@ -137,14 +139,14 @@ class _InTurn:
         return self.made.observe(player), self.made.infos.get(player, {})
 
     def move(self, actions: Mapping[str, int]) -> Mapping[str, float]:
-        """Move and return the rewards of all players."""
+        """Apply the current player's action and return the rewards of all players."""
         self.made.step(next(iter(actions.values())))
         rewards = {player: float(reward) for player, reward in self.made.rewards.items()}
         self._skip_finished()
         return rewards
 
     def _skip_finished(self) -> None:
-        """Step past finished players, which removes them from the game."""
+        """Step past players whose game has ended. PettingZoo removes such players from the environment."""
         made = self.made
         while made.agents and (
             made.terminations[made.agent_selection] or made.truncations[made.agent_selection]
@@ -154,7 +156,7 @@ class _InTurn:
 
 
 class _AtOnce:
-    """All players move at the same time."""
+    """A PettingZoo environment in which all players move simultaneously (Parallel)."""
 
     def __init__(self, made: Any, seed: int) -> None:
         self.made = made
@@ -168,14 +170,14 @@ class _AtOnce:
         return self._seen.get(player, ""), self._infos.get(player, {})
 
     def move(self, actions: Mapping[str, int]) -> Mapping[str, float]:
-        """Move and return the rewards of all players."""
+        """Apply the actions of all players and return the rewards of all players."""
         self._seen, rewards, ended, cut, self._infos = self.made.step(dict(actions))
         self.cut = self.cut or any(cut[player] and not ended[player] for player in cut)
         return {player: float(reward) for player, reward in rewards.items()}
 
 
 class ZooState(KnowsMoves):
-    """The state of one episode. If an agent earns a reward before its first move, it receives the reward with that move."""
+    """The state of one episode. A reward that an agent receives before its first move is added to the reward of that move."""
 
     def __init__(
         self, order: _InTurn | _AtOnce, agents: Sequence[str], settings: PettingZoo, seed: int
@@ -199,14 +201,14 @@ class ZooState(KnowsMoves):
         self._invalid = dict.fromkeys(agents, 0)
 
     def observe(self, agent: str) -> str:
-        """Return the player's observation, with its legal actions if it may move."""
+        """Return the player's observation. If the player may move, the observation lists its legal actions."""
         player = self._player[agent]
         seen, _ = self._order.observe(player)
         legal = self._legal(player) if player in self._order.movers() else None
         return "\n".join(part for part in (self._head, observation_text(seen), actions_text(legal)) if part)
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return the numbers of the player's legal actions; empty if actions are strings."""
+        """Return the numbers of the player's legal actions. The result is empty if the player may not move or actions are strings."""
         numbers = self._legal(self._player[agent]) if agent in self.movers() else None
         return [str(number) for number in numbers or ()]
 
@@ -218,11 +220,14 @@ class ZooState(KnowsMoves):
         )
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that may move; empty after the end of the episode or its last round."""
+        """Return the agents that may move, or an empty tuple if the episode has ended or has reached the maximum number of rounds."""
         return tuple(self._agent[player] for player in self._order.movers()) if self._left else ()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Make the moves and return the rewards of agents that have moved. Raise EpisodeError unless exactly the movers act."""
+        """Apply the actions and return the rewards of all agents that have moved so far in the episode.
+
+        Raises EpisodeError if the agents that act are not exactly the agents that may move.
+        """
         need_movers(actions, self.movers())
         self._left -= 1
         chosen: dict[str, Any] = {}
@@ -243,10 +248,13 @@ class ZooState(KnowsMoves):
         return rewards
 
     def outcome(self) -> Outcome:
-        """Return the remaining rewards; the outcome is `truncated` if a limit on rounds ended the episode."""
+        """Return the outcome with the rewards that have not been given yet.
+
+        The outcome is `truncated` if the episode reached a limit on rounds.
+        """
         cut = self._order.cut or bool(self._order.movers())
         return Outcome(dict(self._unpaid), None, {"invalid": dict(self._invalid)}, truncated=cut)
 
     async def close(self) -> None:
-        """Close the environment."""
+        """Close the PettingZoo environment."""
         self._order.made.close()

@@ -1,4 +1,4 @@
-"""Your own class as an environment: `reset()` and `step(action) -> observation, reward`.
+"""Adapter for a user's own environment class with the methods `reset()` and `step(action) -> observation, reward`.
 
     class Countdown:
         def reset(self):
@@ -9,8 +9,8 @@
             self.left -= 1
             return (f"{self.left} left" if self.left else None), float(action == "wait")
 
-The episode ends when the observation is None, when `step` returns a true third value, or after `max_steps`. If `reset` has an
-argument `seed`, it receives the episode's seed.
+The episode ends if the observation is None, if `step` returns a third value that is true, or after `max_steps` steps. If `reset`
+has a parameter `seed`, it receives the episode's seed.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from kapelle.types import Json, Split, Task
 
 
 class Plain(Endless, StatedRewards):
-    """One agent in an environment class that is independent of kapelle."""
+    """An environment class that does not depend on kapelle, with a single agent."""
 
     name: Literal["plain"] = "plain"
     path: str
-    """`module:Class` or `path/file.py:Class`."""
+    """The environment class, written as `module:Class` or `path/file.py:Class`."""
     arguments: Mapping[str, Json] = Field(default={})
-    """Keyword arguments for the class; each episode constructs one object."""
+    """Keyword arguments for the class. Each episode constructs a new object of the class."""
     max_steps: int = Field(default=20, ge=1)
-    """Maximum number of steps in an episode."""
+    """The maximum number of steps per episode."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the class; the splits use different seeds."""
+        """Descriptions of the train and test episodes. The two splits use different seeds."""
         return {
             "train": f"episodes of {self.path}, by seed",
             "test": f"episodes of {self.path}, with different seeds",
         }
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError unless there is exactly one agent and a class with `reset` and `step`."""
+        """Raise ConfigError if the team does not have exactly one agent or the class lacks `reset` or `step`."""
         check_alone(agents, self.path)
         found = find_class("plain environment", self.path, {})
         missing = [
@@ -65,7 +65,7 @@ class Plain(Endless, StatedRewards):
             )
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SteppingState:
-        """Construct the environment object for one episode."""
+        """Construct the environment object for one episode and return the episode's state."""
         made = make_own(
             find_class("plain environment", self.path, {}), self.arguments, f"environment.path: {self.path}"
         )
@@ -73,9 +73,9 @@ class Plain(Endless, StatedRewards):
 
 
 class SteppingState(ABC):
-    """The state of one agent's episode in a third-party environment; each step gives a reward.
+    """The state of an episode in which one agent acts in a third-party environment and every step gives a reward.
 
-    A subclass defines how the episode begins and what an action does.
+    A subclass implements `reset`, which starts the episode, and `act`, which applies an action.
     """
 
     def __init__(self, agent: str, max_steps: int, seed: int) -> None:
@@ -87,22 +87,25 @@ class SteppingState(ABC):
 
     @abstractmethod
     def reset(self, seed: int) -> str:
-        """Begin and return the first observation."""
+        """Start the episode and return the first observation."""
 
     @abstractmethod
     def act(self, text: str) -> tuple[str, float, bool, bool]:
-        """Take an action; return the observation, the reward, whether the episode is over, and whether the environment truncated it."""
+        """Apply an action and return a tuple (observation, reward, terminated, truncated).
+
+        `terminated` states whether the episode is over, and `truncated` whether the environment reached a limit of its own.
+        """
 
     def observe(self, agent: str) -> str:
         """Return the last observation."""
         return self._seen
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agent until the episode is over or out of steps."""
+        """Return the agent, or an empty tuple if the episode is over or has reached the maximum number of steps."""
         return () if self._over or self._cut or self._left == 0 else (self._agent,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Take an action and return the reward; raise EpisodeError if the episode is over or another agent acts."""
+        """Apply the agent's action and return its reward. Raises EpisodeError if the episode is over or a different agent acts."""
         need_movers(actions, self.movers())
         self._left -= 1
         self._seen, reward, self._over, self._cut = self.act(actions[self._agent])
@@ -110,7 +113,7 @@ class SteppingState(ABC):
         return {self._agent: reward}
 
     def outcome(self) -> Outcome:
-        """Return the outcome, which is `truncated` if a limit on steps ended the episode."""
+        """Return the outcome of the episode. The outcome is `truncated` if a limit on the number of steps ended the episode."""
         return Outcome({self._agent: 0.0}, None, {"total": self._total}, truncated=not self._over)
 
     @abstractmethod
@@ -119,14 +122,14 @@ class SteppingState(ABC):
 
 
 class _PlainState(SteppingState):
-    """The state of an object with `reset` and `step`, whose results are checked."""
+    """The state of an episode of a user's environment object. The results of its methods `reset` and `step` are validated."""
 
     def __init__(self, made: Any, path: str, agent: str, max_steps: int, seed: int) -> None:
         self._made, self._path = made, path
         super().__init__(agent, max_steps, seed)
 
     def reset(self, seed: int) -> str:
-        """Begin the episode; pass the seed to `reset` if it takes one."""
+        """Start the episode and return the first observation. The seed is passed to the object's `reset` if it has a parameter `seed`."""
         takes_seed = "seed" in inspect.signature(self._made.reset).parameters
         seen = self._made.reset(seed=seed) if takes_seed else self._made.reset()
         if not isinstance(seen, str):
@@ -136,7 +139,7 @@ class _PlainState(SteppingState):
         return seen
 
     def act(self, text: str) -> tuple[str, float, bool, bool]:
-        """Take an action; raise EpisodeError for an invalid result."""
+        """Pass the text to the object's `step` and return the result. Raises EpisodeError if the result is invalid."""
         result = self._made.step(text)
         match result:
             case (str() | None as seen, int() | float() as reward, *rest) if (
@@ -149,13 +152,16 @@ class _PlainState(SteppingState):
         )
 
     async def close(self) -> None:
-        """Call the object's `close` method if it has one."""
+        """Call the `close` method of the environment object if there is one."""
         if callable(inspect.getattr_static(self._made, "close", None)):
             self._made.close()
 
 
 def make_own(make: Any, arguments: Mapping[str, Json], what: str, part: str = "reset") -> Any:
-    """Return what a user's class or function creates; raise ConfigError, beginning with `what`, if it fails or the result lacks `part`."""
+    """Call a user's class or function and return the object that it creates.
+
+    Raises ConfigError, with a message that begins with `what`, if the call fails or the object has no attribute named `part`.
+    """
     try:
         made = make(**arguments)
     except Exception as error:
@@ -170,7 +176,7 @@ def make_own(make: Any, arguments: Mapping[str, Json], what: str, part: str = "r
 
 
 def need_package(environment: str, module: str, install: str) -> Any:
-    """Import the module of a third-party package; raise AbsentPackage if it is not installed."""
+    """Import the module of a third-party package. Raises AbsentPackage if the package is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -181,7 +187,7 @@ def need_package(environment: str, module: str, install: str) -> Any:
 
 
 def check_alone(agents: Sequence[str], what: str) -> None:
-    """Raise ConfigError unless there is one agent."""
+    """Raise ConfigError if the team does not have exactly one agent."""
     if len(agents) != 1:
         raise ConfigError(
             f"{what} supports only one agent, but the team has {len(agents)} ({', '.join(agents)}). Set `team.agents: 1`."
@@ -189,7 +195,11 @@ def check_alone(agents: Sequence[str], what: str) -> None:
 
 
 def one_text(actions: Mapping[str, str], agents: Sequence[str], final: str | None) -> tuple[str, str]:
-    """Return the agent that moves in a conversation and its text: `final`, or the only text. Raise EpisodeError if neither exists."""
+    """Return the agent that moves in a conversation, and its text.
+
+    The text is `final` if it is given, otherwise the only text in `actions`. Raises EpisodeError if there are several texts and no
+    `final`.
+    """
     require_agents(actions, agents)
     if len(actions) != 1 and final is None:
         raise EpisodeError(

@@ -1,4 +1,4 @@
-"""Reasoning Gym (arXiv 2505.24760): a hundred kinds of generated problems, each of which has a verifier."""
+"""Adapter for Reasoning Gym (arXiv:2505.24760), which has about a hundred kinds of generated problems, each with its own verifier."""
 
 from __future__ import annotations
 
@@ -23,43 +23,44 @@ from kapelle.runtime.foreign_code import reason
 from kapelle.types import Json, Message, Split, Task
 
 DRAWS = 64
-"""Maximum number of problems that are drawn for a task until one belongs to its split."""
+"""The maximum number of problems that are generated in search of one that belongs to the split of the task."""
 SIZE = 2**22
-"""The size of a data set. Most kinds ignore this number; `gsm_symbolic` and `list_functions` build a list of that length."""
+"""The size with which a data set is created. Most data sets generate problems on demand and ignore this number; `gsm_symbolic` and
+`list_functions` build a list of that length."""
 NONSENSE = ("", "x", "nan")
-"""Texts that are never a correct answer."""
+"""Strings that are never a correct answer, used to find verifiers that accept nonsense."""
 
 
 class ReasoningGym(Questions, Reporting):
-    """Problems of one kind; the reward is the verifier's score, from 0 to 1."""
+    """Problems from one data set of Reasoning Gym. The reward is the score that the data set's verifier gives, from 0 to 1."""
 
     name: Literal["reasoning_gym"] = "reasoning_gym"
     dataset: str = "leg_counting"
-    """Name of the data set in Reasoning Gym."""
+    """The name of the data set in Reasoning Gym."""
     arguments: Mapping[str, Json] = Field(default={})
     """Settings of the data set, such as its difficulty."""
     seed: int = Field(default=0, ge=0)
-    """A different seed gives different problems."""
+    """The seed of the problem generator. Different seeds generate different problems."""
     extraction: tuple[ExtractionRule, ...] = Field(default=("tag", "whole"), min_length=1)
-    """Rules that extract the answer from a text."""
+    """Rules that extract the answer from an agent's text."""
 
     @property
     def answers(self) -> Answers:
-        """The grader of answers, which is the verifier of this kind of problem."""
+        """The grader of answers, which calls the verifier of the data set."""
         return Answers(self._grade, lambda text: extract(text, self.extraction).text)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the generator; a hash of the question decides its split."""
+        """Descriptions of the train and test problems. A hash of the question determines its split."""
         kind = f"generated problems of reasoning_gym's {self.dataset}"
         return {"train": f"{kind}, {TEST_SHARE - 1} of {TEST_SHARE}", "test": f"{kind}, the other problems"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package, an unknown kind or unknown settings."""
+        """Raise ConfigError if the package is missing, or if the data set or one of its settings is unknown."""
         self._problems()
 
     def doubts(self) -> Sequence[str]:
-        """Return a message for each nonsense text that receives the full reward, because training would exploit it."""
+        """Return a warning for each string in `NONSENSE` that receives the full reward, because training would exploit this."""
         tasks = [self.task("train", index) for index in range(4)]
         return [
             f"The verifier of reasoning_gym's {self.dataset} gives the full reward for the answer {text!r}. Use another data set."
@@ -74,7 +75,7 @@ class ReasoningGym(Questions, Reporting):
         return _load(self.dataset, json.dumps(dict(self.arguments), sort_keys=True), self.seed)
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the problem at an index; raise ConfigError if there are too few different questions."""
+        """Return the problem at an index. Raises ConfigError if none of `DRAWS` generated problems belongs to the split."""
         problems = self._problems()
         with suppress(IndexError):  # some kinds have only `size` problems
             for place in range(index * DRAWS, (index + 1) * DRAWS):
@@ -101,20 +102,20 @@ class ReasoningGym(Questions, Reporting):
         return Grade(min(1.0, max(0.0, score)), answer, f"The verifier says {score:g}.")
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the problem's answer; empty if it has none."""
+        """Return the correct answer of the problem, or an empty string if the problem has no stored answer."""
         answer = self._problems()[task.data["place"]].get("answer")
         return "" if answer is None else str(answer)
 
 
 EVALUATORS = frozenset({"eval", "exec", "compile", "parse_expr", "sympify"})
-"""Functions that execute a string as code, including SymPy's parsers."""
+"""Names of functions that execute a string as code, including the parsers of SymPy."""
 
 
 def evaluated_by(kind: type) -> str | None:
-    """Return the name of the function with which a verifier executes a string as code; None if it executes no string.
+    """Return the name of the function with which a verifier executes a string as code, or None if the verifier executes no strings.
 
-    The search follows the verifier's methods and the functions of its package. A function that the package itself defines under such
-    a name is harmless.
+    The search follows calls of the verifier's methods and of functions of its package. A function that the package itself defines
+    under one of the names in `EVALUATORS` is considered harmless.
     """
     package = kind.__module__.partition(".")[0]
     names = vars(inspect.getmodule(kind))

@@ -1,15 +1,15 @@
-"""An environment class that is written for siiRL, with the questions of a kapelle environment.
+"""Adapter for environment classes written for siiRL. The questions come from another environment of kapelle.
 
 The class responds to each turn of the whole team:
 
     class MyEnv:
-        def reset(self):                                 # optional, sync or async; None, a text, or one per agent
+        def reset(self):                                 # optional, sync or async; returns None, a string, or a string per agent
             return first_obs
-        async def step(self, actions, ground_truth):     # texts of the agents in order
-            return next_obs, reward, should_stop         # one text per agent, a number, a truth value
+        async def step(self, actions, ground_truth):     # `actions`: the agents' texts in order
+            return next_obs, reward, should_stop         # a string per agent, a number, a boolean
 
-`questions` supplies the tasks and the gold answers, and grades the last answer. The class is the user's own code and runs in this
-process, outside the sandbox.
+The environment set in `questions` supplies the tasks and the gold answers, and grades the last answer. The class is the user's own
+code and runs in the process of the environment, outside the sandbox.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ from kapelle.runtime.plugins import find_class
 from kapelle.types import Json, Task
 
 NO_GROUND_TRUTH = -1
-"""The `ground_truth` that the class receives if `rewards_with_env` is false."""
+"""The value of `ground_truth` that the class receives if `rewards_with_env` is false."""
 
 
 class SiirlEnv(HandsOnQuestions):
-    """Questions whose turns and rewards come from a class in siiRL's format."""
+    """Questions whose observations and rewards in each turn come from an environment class in the format of siiRL."""
 
     name: Literal["siirl_env"] = "siirl_env"
     env_path: str
-    """The class: `path/file.py:Class` or `module:Class`."""
+    """The environment class, written as `path/file.py:Class` or `module:Class`."""
     questions: InnerQuestions
-    """Settings of the environment that provides the questions and answers: `{name: math, …}`."""
+    """Settings of the environment that provides the questions and answers, such as `{name: math, …}`."""
     rewards_with_env: bool = True
-    """True: the class gives the reward of each turn. False: `questions` grades the last answer, and the class receives no gold answer."""
+    """Whether the class gives the reward of each turn. If false, the environment in `questions` grades the last answer, and the class
+    does not receive the gold answer."""
     reward_range: tuple[float, float] = Field(default=(0.0, 1.0))
-    """Range of an agent's total reward in an episode."""
+    """The minimum and maximum total reward of an agent in an episode."""
 
     def check(self, agents: Sequence[str]) -> None:
-        """Construct one object of the class; raise ConfigError if the class, `step` or `reset` is invalid."""
+        """Construct one object of the class as a test. Raises ConfigError if the class or its method `step` or `reset` is invalid."""
         super().check(agents)
         step, reset = getattr(self._class, "step", None), getattr(self._class, "reset", None)
         if not callable(step):
@@ -75,13 +76,13 @@ class SiirlEnv(HandsOnQuestions):
         return find_class("siiRL environment", self.env_path, {})
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SiirlState:
-        """Create the state of one question, with its own object of the class."""
+        """Construct a new object of the class for one question and return the state of the episode."""
         gold = task.data.get("answer", dict(task.data)) if self.rewards_with_env else NO_GROUND_TRUTH
         return SiirlState(self._class(), gold, self.questions.start(task, agents, seed), agents, self, seed)
 
 
 RESET_WITH = ("question", "ground_truth", "seed")
-"""Arguments that `reset` receives if it has parameters of these names; siiRL passes no arguments."""
+"""Names of the parameters of `reset` that receive a value. siiRL itself passes no arguments to `reset`."""
 
 
 def _named(reset: Any) -> list[str]:
@@ -89,10 +90,11 @@ def _named(reset: Any) -> list[str]:
 
 
 class SiirlState(Resets, Retriable):
-    """The state of one question: the object reads the agents' texts, and the agents read the object's texts.
+    """The state of one question. The environment object receives the agents' texts and returns the agents' observations.
 
-    The object's `reset` returns text that follows the question: one string for all agents, a list with one per agent, or None for no
-    text. Each turn rewards the last agent that acts, as in siiRL. `success` is the grade that `questions` gives the last answer.
+    The object's `reset` returns text that is shown after the question: one string for all agents, a list with one string per agent,
+    or None if there is no text. As in siiRL, the reward of a turn goes to the last agent that acts. `success` is the grade of the
+    last answer.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class SiirlState(Resets, Retriable):
         self._over = False
 
     async def reset(self) -> None:
-        """Begin the question, then the object; raise EpisodeError for an invalid result of its `reset`."""
+        """Reset the question and the environment object. Raises EpisodeError if the object's `reset` returns an invalid result."""
         await reset_state(self._question)
         reset = getattr(self._made, "reset", None)
         if reset is None:
@@ -140,19 +142,25 @@ class SiirlState(Resets, Retriable):
                 self._observations[agent] = f"{self._question.observe(agent)}\n\n{text}"
 
     def allow_answers(self, most: int) -> None:
-        """Allow this many turns of the team."""
+        """Set the maximum number of turns of the team to `most`."""
         self._most = most
 
     def observe(self, agent: str) -> str:
-        """Return the object's last text for the agent; before the first step, the question with the text from `reset`."""
+        """Return the last text that the environment object returned for the agent.
+
+        Before the first step, the observation is the question, followed by the text that the object's `reset` returned.
+        """
         return self._observations[agent] if agent in self._observations else self._question.observe(agent)
 
     def movers(self) -> tuple[str, ...]:
-        """Return every agent until the episode is over."""
+        """Return all agents, or an empty tuple after the end of the episode."""
         return () if self._over else self._agents
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Pass the texts to the object in order; raise EpisodeError for an invalid result, or if the episode is over."""
+        """Pass the agents' texts to the environment object and return the rewards of the turn.
+
+        Raises EpisodeError if the result of the object is invalid or the episode is over.
+        """
         if self._over or not actions:
             raise EpisodeError("No agent acted, or the episode is over.")
         last, texts = list(actions)[-1], list(actions.values())
@@ -181,14 +189,17 @@ class SiirlState(Resets, Retriable):
         return {last: float(reward)} if self._gives_rewards else {}
 
     def outcome(self) -> Outcome:
-        """Return how the episode ended; the object's rewards were given in the turns."""
+        """Return the outcome of the episode.
+
+        If the class gives the rewards, the outcome contains no rewards, because they were given in the turns.
+        """
         graded = self._question.outcome()
         info: dict[str, Json] = {**graded.info, "turns_answered": self._turns}
         rewards = {} if self._gives_rewards else graded.rewards
         return Outcome(rewards, graded.success, info, graded.truncated)
 
     async def close(self) -> None:
-        """Close the question."""
+        """Close the question's episode."""
         await self._question.close()
 
 

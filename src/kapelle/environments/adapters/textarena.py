@@ -1,4 +1,4 @@
-"""TextArena games (arXiv 2504.11442): players take turns and write their moves as text."""
+"""Adapter for TextArena games (arXiv:2504.11442), in which players take turns and write their moves as text."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from kapelle.types import Json, Split, Task
 
 
 class TextArena(GameSettings):
-    """A game, given by its id; agents are its players in order and write moves in the format that the game describes.
+    """A TextArena game. The agents of the team are its players, in order, and write moves in the format that the game describes.
 
-    An observation repeats everything that the game has shown the player, beginning with the rules, so the workflow `play` needs no
-    memory. `rules` adds your own text before the observation.
+    An observation repeats everything that the game has shown to the player, beginning with the rules, so the workflow `play` needs
+    no memory. If the setting `rules` is a text of your own, the observation begins with this text.
     """
 
     name: Literal["textarena"] = "textarena"
     id: str = "TicTacToe-v0"
-    """Name of the game in TextArena, or your own class: `mine:Game`, `./mine.py:Game`."""
+    """The name of the game in TextArena, or the user's own class, such as `mine:Game` or `./mine.py:Game`."""
     arguments: Mapping[str, Json] = Field(default={})
     """Keyword arguments for `textarena.make`."""
     max_moves: int = Field(default=200, ge=1)
-    """Maximum number of moves in an episode."""
+    """The maximum number of moves per episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """From -1 (lost) to 1 (won), given at the end."""
+        """The range of the reward at the end of a game: -1 for a loss and 1 for a win."""
         return (-1.0, 1.0)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the game; the splits use different seeds."""
+        """Descriptions of the train and test games. The two splits use different seeds."""
         return {"train": f"games of {self.id}, by seed", "test": f"games of {self.id}, with different seeds"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for a missing package, an unknown game or a wrong number of players."""
+        """Raise ConfigError if the package is missing, the game is unknown or the number of agents is wrong."""
         try:
             self._make(len(agents), 0)
         except ConfigError:
@@ -72,12 +72,15 @@ class TextArena(GameSettings):
         return game
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> ArenaState:
-        """Begin one game."""
+        """Create a game and return the state of the episode."""
         return ArenaState(self._make(len(agents), seed), task, agents, self, seed)
 
 
 class ArenaState(BaseState):
-    """The state of one game, which gives rewards at its end. If a move makes the game raise an exception, its player loses."""
+    """The state of one game. Rewards are given at the end of the game.
+
+    If the game raises an exception after a move, the game ends and the player of that move loses.
+    """
 
     def __init__(self, game: Any, task: Task, agents: Sequence[str], settings: TextArena, seed: int) -> None:
         super().__init__(task, agents)
@@ -97,15 +100,15 @@ class ArenaState(BaseState):
         self._seen[self._mover] = seen if isinstance(seen, str) else "\n".join(str(part[1]) for part in seen)
 
     def observe(self, agent: str) -> str:
-        """Return what the game showed at the player's last turn."""
+        """Return the text that the game showed to the player in the player's last turn."""
         return "\n".join(part for part in (self._head, self._seen[agent]) if part)
 
     def movers(self) -> tuple[str, ...]:
-        """Return the player to move."""
+        """Return the player to move, or an empty tuple if the game has ended or has reached the maximum number of moves."""
         return () if self.over or not self._left else (self._mover,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Make a move; raise EpisodeError unless exactly the mover acts."""
+        """Make the player's move. Raises EpisodeError if any other agent acts."""
         need_movers(actions, self.movers())
         self._left -= 1
         shared = random.getstate()
@@ -127,7 +130,7 @@ class ArenaState(BaseState):
         return {}
 
     def _result(self) -> Outcome:
-        """Return the outcome of the finished game; raise ValueError for a reward that is not a number."""
+        """Return the outcome of the finished game. Raises ValueError if a reward is not a number."""
         rewards, info = self._game.close()
         totals = {agent: float((rewards or {}).get(k, 0.0)) for k, agent in enumerate(self.agents)}
         reasons = {
@@ -136,5 +139,5 @@ class ArenaState(BaseState):
         return Outcome(totals, None, {"reasons": {a: r for a, r in reasons.items() if r}})
 
     def outcome(self) -> Outcome:
-        """Return the game's outcome; all rewards are 0 if it is unfinished."""
+        """Return the outcome of the game. If the game is unfinished, all rewards are 0."""
         return self._outcome or Outcome(dict.fromkeys(self.agents, 0.0), truncated=True)

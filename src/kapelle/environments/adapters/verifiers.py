@@ -1,12 +1,13 @@
-"""`verifiers` environments (the package's classic API, 0.2.1 to 0.3: `vf.load_environment`).
+"""Adapter for environments of the package `verifiers`, through its classic API (`vf.load_environment`, versions 0.2.1 to 0.3).
 
     environment: {name: verifiers, id: my-env, args: {difficulty: easy}}
 
-The package's own `rollout` runs the episode, with the team as its model (`TeamModel`). User turns, tools, stop conditions and
-subclasses of `MultiTurnEnv` therefore work as in the package, and the environment's rubric gives the reward.
+The `rollout` method of the package runs the episode, and the team replaces the model of the rollout (`TeamModel`). User turns,
+tools, stop conditions and subclasses of `MultiTurnEnv` therefore work as in the package, and the environment's rubric gives the
+reward.
 
-A single-turn environment becomes an environment of questions: several agents can answer, debate or work in a chain, and a
-separate rollout grades each text. Any other environment is a conversation in which one agent moves at a time (`TeamMoves`).
+A single-turn environment becomes an environment of questions: several agents can answer, debate or work in a chain, and each text
+is graded by a rollout of its own. Any other environment becomes a conversation in which one agent moves at a time (`TeamMoves`).
 """
 
 from __future__ import annotations
@@ -57,47 +58,56 @@ NEEDED = (
 
 
 class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
-    """A `verifiers` environment, given by its id, with its own rubric and task sets."""
+    """An environment of the package `verifiers`, with its own rubric and task sets."""
 
     name: Literal["verifiers"] = "verifiers"
     id: str = Field(min_length=1)
-    """Name of an installed environment or of a module in the current folder, as for `vf.load_environment`, or `path/file.py`."""
+    """The id of the environment: the name of an installed environment or of a module in the current folder, as for
+    `vf.load_environment`, or a path such as `path/file.py`."""
     args: Mapping[str, Json] = Field(default={})
     """Keyword arguments for the environment's `load_environment`."""
     demonstration: str = "{answer}"
-    """Format of the correct answer in demonstrations of single turns, such as `<answer>{answer}</answer>`."""
+    """The format of the correct answer in demonstrations for single-turn environments, such as `<answer>{answer}</answer>`."""
     form: Form = "hermes"
-    """Format in which agents write tool calls: `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
+    """The format in which agents write tool calls, which is `hermes` (Hermes, Qwen), `llama` (JSON) or `pythonic`."""
     listing: Listing = "schemas"
-    """How the environment's tools are listed for agents: `schemas`, or one line each (`signatures`) for tiny models."""
+    """How the tools of the environment are described to agents: with `schemas`, or with `signatures` (one line per tool) for very
+    small models."""
 
     @property
     def offered(self) -> frozenset[type]:
-        """For single turns, comparable answers and a script; for conversations, a script if a `teacher` is set."""
+        """The capabilities of this environment beyond those of its class.
+
+        A single-turn environment has comparable answers and demonstrations. A conversation has demonstrations only if a `teacher`
+        is set.
+        """
         if self._loaded.single:
             return frozenset({Answerable, Scripted})
         return frozenset({TeamMoves} if self.teacher is None else {TeamMoves, Scripted})
 
     @property
     def alive(self) -> Sequence[str]:
-        """The environment's code, because it may call external programs."""
+        """The code of the environment, whose results may vary because it may call external programs."""
         return (f"the code of verifiers' `{self.id}`",)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the environment's two task sets; a single set is split by a hash of the prompt."""
+        """Descriptions of the train and test tasks.
+
+        If the environment has only one task set, a hash of the prompt determines the split of a task.
+        """
         return self._loaded.sources
 
     def contents(self) -> Mapping[str, str]:
-        """Return a hash of the environment's tasks."""
+        """Return a hash of the tasks of the environment."""
         return {f"tasks of verifiers' {self.id}": self._loaded.content}
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return which train tasks are excluded because they are also test tasks."""
+        """Return how many train tasks are excluded because they are also in the evaluation set."""
         return self._loaded.skipped
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError if the package or environment is missing, or if the rubric compares rollouts."""
+        """Raise ConfigError if the package or environment is missing, or if the rubric compares rollouts with one another."""
         self.check_teacher()
         if self._loaded.environment.requires_group_rollouts:
             raise ConfigError(
@@ -106,7 +116,7 @@ class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
             )
 
     def size(self, split: Split) -> int | None:
-        """Return the number of tasks of a split."""
+        """Return the number of tasks in a split."""
         return len(self._loaded.rows[split])
 
     def task(self, split: Split, index: int) -> Task:
@@ -120,17 +130,20 @@ class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
         return Task(f"{split}-{index}", question, data)
 
     def extract(self, text: str) -> str | None:
-        """Return the answer that the environment's parser finds in a text."""
+        """Return the answer that the environment's parser finds in a text, or None if there is none."""
         return self._loaded.answer_in(text)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the `teacher`; if there is no `teacher`, return the task's answer in the format of `demonstration`."""
+        """Return the text of the `teacher` if one is set.
+
+        If no `teacher` is set, return the correct answer in the format of `demonstration`.
+        """
         if self.teacher is not None:
             return super().script(agent, task, messages, seed)
         return self.demonstration.replace("{answer}", str(answer_of(task)))
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> SingleTurnState | RolloutState:
-        """Create the state of one question or conversation."""
+        """Return the state of a new episode, which is a question for a single-turn environment and otherwise a conversation."""
         loaded = self._loaded
         row = loaded.rows[task.data["split"]][task.data["index"]]
         if loaded.single:
@@ -147,19 +160,19 @@ class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
 
 @dataclass(frozen=True)
 class LoadedEnvironment:
-    """An environment of the package with its tasks, loaded once per process."""
+    """An environment of the package `verifiers` with its tasks, which is loaded once per process."""
 
     id: str
     environment: Any
     single: bool
-    """Whether every episode has a single turn."""
+    """Whether every episode has only one turn."""
     rows: Mapping[Split, Sequence[Mapping[str, Any]]]
     sources: Mapping[Split, str]
     skipped: Mapping[Split, str]
     content: str
 
     def answer_in(self, text: str) -> str | None:
-        """Return the answer that the parser finds in a text."""
+        """Return the answer that the environment's parser finds in a text, or None if there is none or the parser fails."""
         try:
             found = self.environment.parser.parse_answer([{"role": "assistant", "content": text}])
         except Exception:  # noqa: BLE001 - a third-party parser
@@ -222,7 +235,7 @@ def _load(name: str, args: str) -> LoadedEnvironment:
 
 
 def _key(row: Mapping[str, Any]) -> str:
-    """Return the identity of a task, which is its prompt."""
+    """Return a string that identifies a task and is derived from the task's prompt."""
     return json.dumps(_plain_messages(row["prompt"]), sort_keys=True)
 
 
@@ -236,7 +249,7 @@ def _is_single(made: Any) -> bool:
 
 @contextmanager
 def _no_signal_handlers() -> Iterator[None]:
-    """Prevent the package's environments from installing signal handlers, because a run handles Ctrl-C itself."""
+    """Prevent environments of the package from installing signal handlers, because kapelle itself handles Ctrl-C during a run."""
     module: Any = sys.modules.get("verifiers.envs.environment")
     if module is None:
         from importlib import import_module
@@ -276,7 +289,7 @@ def _log_to_rollouts() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """How a rollout ended."""
+    """The result of one rollout."""
 
     reward: float
     metrics: Mapping[str, float]
@@ -284,13 +297,14 @@ class Rolled:
 
 
 TeamModel = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Json]]], Awaitable[str]]
-"""Takes a conversation (messages as dictionaries) and the schemas of the tools, and returns the next text."""
+"""A function that takes a conversation (a list of messages as dictionaries) and the schemas of the tools, and returns the next
+completion."""
 
 
 async def roll(
     loaded: LoadedEnvironment, row: Mapping[str, Any], model: TeamModel, settings: Verifiers
 ) -> Rolled:
-    """Run the package's rollout of a row and score it with the rubric.
+    """Run the package's rollout for one row of the task set and score the rollout with the rubric.
 
     Raises EpisodeError if the environment's code or a reward function fails, or if the reward is outside `rewards`.
     """
@@ -330,12 +344,12 @@ async def roll(
 
 
 def _client(team: TeamModel, form: Form) -> Any:
-    """Return a client of the package that calls `model`."""
+    """Return a client of the package `verifiers` that calls `team` for every completion."""
     from verifiers import Client
     from verifiers.types import Response, ResponseMessage, ToolCall
 
     class TeamClient(Client):  # type: ignore[misc]
-        """Calls `model` in this process, so messages need no conversion."""
+        """A client that calls the team in this process. Messages are not converted to the format of an API."""
 
         async def get_response(
             self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_given: Any
@@ -372,7 +386,10 @@ def _client(team: TeamModel, form: Form) -> Any:
 
 
 def read_calls(text: str, form: Form, schemas: Sequence[Json] = ()) -> tuple[str, list[dict[str, str]]]:
-    """Return the text outside the tool calls, and the calls with `name` and `arguments` as JSON. An invalid call counts as text."""
+    """Split a completion into its text without tool calls and a list of its tool calls.
+
+    Each call has a `name` and `arguments` as a JSON string. If the calls are invalid, the whole completion is returned as text.
+    """
     calls = None
     with suppress(NotCalls):
         calls = parse_calls(text, (form,), schemas)
@@ -387,7 +404,7 @@ def read_calls(text: str, form: Form, schemas: Sequence[Json] = ()) -> tuple[str
 
 
 def _plain_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return messages in any of the package's formats as dictionaries with two strings, `role` and `content`."""
+    """Convert messages in any format of the package to dictionaries with the string values `role` and `content`."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     plain = []
@@ -408,14 +425,14 @@ def _plain_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def _opening(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return a prompt as one string, with role names only if it contains answers (few-shot examples)."""
+    """Return a prompt as a single string. Role names are included only if the prompt contains assistant messages (few-shot examples)."""
     if any(each["role"] == "assistant" for each in messages):
         return "\n\n".join(f"{str(each['role']).capitalize()}: {each['content']}" for each in messages)
     return "\n\n".join(str(each["content"]) for each in messages if each["content"])
 
 
 def _news(messages: Sequence[Mapping[str, Any]], known: int) -> str:
-    """Return the messages after the last answer; earlier messages are already in the agent's conversation."""
+    """Return the messages after the last assistant message as a string. The earlier messages are already in the agent's conversation."""
     last = max((k for k, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
     return _opening(messages[last + 1 :] if known and last >= 0 else messages)
 
@@ -424,7 +441,7 @@ def _news(messages: Sequence[Mapping[str, Any]], known: int) -> str:
 
 
 class SingleTurnState(QuestionState):
-    """The state of one question; each text has its own rollout, which the rubric rewards."""
+    """The state of one question. Each text is graded by a rollout of its own, whose reward comes from the rubric."""
 
     def __init__(
         self,
@@ -453,12 +470,15 @@ class SingleTurnState(QuestionState):
         super().__init__(task, agents, graded, {})
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Grade the texts; see `QuestionState`."""
+        """Grade the agents' texts as described in `QuestionState`."""
         self._actions = dict(actions)
         return await super().step(actions, final)
 
     def outcome(self) -> Outcome:
-        """Return the rubric's rewards, with the values of its functions by name (and by agent if there are several agents)."""
+        """Return the outcome with the rubric's rewards.
+
+        The `info` of the outcome contains the value of each function of the rubric, for each agent if there are several agents.
+        """
         ended = super().outcome()
         rolled = {
             agent: self._rolled[text] for agent, text in self._actions.items() if agent in ended.rewards
@@ -478,9 +498,9 @@ def _metrics(rolled: Mapping[str, Rolled]) -> dict[str, Json]:
 
 
 class RolloutState(BaseState, Resets):
-    """The state of one rollout of the package, which runs as an asyncio task that waits for each text.
+    """The state of a conversation. The package's rollout runs as an asyncio task, which waits for each text of the team.
 
-    Any agent may move; the last agent moves unless the workflow names another.
+    Any agent may move. If the workflow does not name an agent, the agent that moved last moves again.
     """
 
     def __init__(
@@ -502,7 +522,7 @@ class RolloutState(BaseState, Resets):
         self._mover = self.agents[-1]
 
     async def reset(self) -> None:
-        """Begin the rollout, and return when it waits for the first text."""
+        """Start the rollout and return when it waits for the first text."""
         patience = patience_here.get().environment
         what = f"The rollout of verifiers' '{self._loaded.id}'"
         # The time limit of the rollout excludes the time in which it waits for the model (`_answer_of_team`).
@@ -532,7 +552,7 @@ class RolloutState(BaseState, Resets):
             resume_deadline()
 
     async def _next(self) -> None:
-        """Wait until the rollout needs a text or is over."""
+        """Wait until the rollout needs another text or has ended."""
         assert self._running is not None, "`reset` starts it"
         waiting = asyncio.ensure_future(self._waiting.wait())
         try:
@@ -550,15 +570,18 @@ class RolloutState(BaseState, Resets):
                 raise EpisodeError(f"verifiers' '{self._loaded.id}' raised {reason(error)}") from error
 
     def observe(self, agent: str) -> str:
-        """Return the messages since the last answer."""
+        """Return the messages that were added since the team's last answer."""
         return self._observation
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agent that moves, until the rollout is over."""
+        """Return the agent that moves, or an empty tuple after the end of the rollout."""
         return () if self.over else (self._mover,)
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Answer with `final` or the only text; raise EpisodeError if there are several texts and no `final`."""
+        """Pass `final`, or the only text, to the rollout as the completion.
+
+        Raises EpisodeError if there are several texts and no `final`, or if the rollout does not expect a text.
+        """
         if self.over or self._answer is None or self._answer.done():
             raise EpisodeError("The conversation is over, or does not expect a text.")
         self._mover, text = one_text(actions, self.agents, final)
@@ -567,7 +590,10 @@ class RolloutState(BaseState, Resets):
         return {}
 
     def outcome(self) -> Outcome:
-        """Return the rubric's reward for the last agent that moved; an unfinished conversation has no reward and no score."""
+        """Return the outcome with the rubric's reward for the last agent that moved.
+
+        An unfinished conversation has no reward and no score.
+        """
         if self._rolled is None:
             return Outcome({}, None, {"turns": self._turns}, truncated=True)
         low, high = self._settings.rewards
@@ -576,7 +602,7 @@ class RolloutState(BaseState, Resets):
         return Outcome({self._mover: reward}, (reward - low) / (high - low), info, self._rolled.truncated)
 
     async def close(self) -> None:
-        """Cancel a rollout that is still waiting; the package then cleans up."""
+        """Cancel the rollout if it is still running. After the cancellation, the package frees its resources."""
         if self._running is not None and not self._running.done():
             self._running.cancel()
             with suppress(asyncio.CancelledError, Exception):

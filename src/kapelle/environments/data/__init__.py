@@ -1,1 +1,1 @@
-"""Rows of data sets: where they are, how they are read, and which rows are usable."""
+"""Modules that find and read the rows of data sets and decide which rows are usable."""

@@ -1,7 +1,7 @@
-"""Questions and answers in a row's columns: strings, and conversations as messages.
+"""Read the questions and answers in the columns of a row, which can be strings or conversations (lists of messages).
 
-A conversation has the format of OpenAI (`role`, `content`, `tool_calls`) or ShareGPT (`from`, `value`). It is not flattened:
-the model's chat template renders its messages, tool calls and tools.
+A conversation has the format of OpenAI (`role`, `content`, `tool_calls`) or ShareGPT (`from`, `value`). The messages, tool calls
+and tools of a conversation are kept, so that the model's chat template can render them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kapelle.runtime.row_files import DataRow
 from kapelle.types import Json, Message, Task, as_text, worded
 
 QUESTIONS = ("prompt", "question", "problem", "messages", "conversations")
-"""Default columns for the question, in order of preference."""
+"""The default columns that contain the question, in order of preference."""
 
 MAX_QUESTION = 50_000
-"""Maximum number of characters of a question; a longer question usually indicates a damaged row."""
+"""The maximum number of characters of a question. A longer question usually indicates a corrupt row."""
 
 ROLES: Mapping[str, str] = {
     "system": "system",
@@ -37,20 +37,23 @@ ROLES: Mapping[str, str] = {
     "function": "tool",
     "observation": "tool",
 }
-"""Role in OpenAI's, ShareGPT's or Gemma's format → the role in chat templates."""
+"""Mapping from a role in the format of OpenAI, ShareGPT or Gemma to the role in chat templates."""
 
 RENDERED = re.compile(
     r"<\|im_start\|>|<\|im_(?:system|user|assistant)\|>|<\|start_header_id\|>|<\|start_of_role\|>|<\|START_OF_TURN_TOKEN\|>"
     r"|<start_of_turn>|<\|turn>|<\|(?:system|user|assistant|start)\|>|<｜(?:User|Assistant)｜>|\[/?INST\]|\[SYSTEM_PROMPT\]"
 )
-"""Markers that open a message in the chat templates of common model families."""
+"""Markers with which messages begin in the chat templates of common model families."""
 
 
 # -------- Columns of a row
 
 
 def field_of(row: DataRow, field: str, setting: str) -> Json:
-    """Return a field of a row; dots reach into objects. If the field is missing, raise DataError that names the setting."""
+    """Return a field of a row. A dot in the name selects a field inside an object.
+
+    Raises DataError if the field is missing. The error message names the setting that specifies the field.
+    """
     if field in row.fields:
         return row.fields[field]
     value: Json = row.fields
@@ -71,7 +74,7 @@ def field_of(row: DataRow, field: str, setting: str) -> Json:
 
 
 def text_in(row: DataRow, field: str, setting: str) -> str:
-    """Return a field as a non-empty string; numbers are converted. Raise DataError for anything else."""
+    """Return a field as a non-empty string. Numbers are converted to strings. Raises DataError for any other value."""
     value = field_of(row, field, setting)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise row.unusable(
@@ -89,9 +92,10 @@ def text_in(row: DataRow, field: str, setting: str) -> str:
 
 
 def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
-    """Return the messages of a conversation, message or string; the first user message receives the tools in the row's `tools`.
+    """Return the messages in a field that contains a conversation, a single message or a string.
 
-    Raises DataError with the row's place if a message lacks a role or text.
+    If the row has a column `tools`, the tools are added to the first user message. Raises DataError, which names the row, if a
+    message lacks a role or text.
     """
     value = field_of(row, field, setting)
     if isinstance(value, str | int | float):
@@ -120,7 +124,10 @@ def messages_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
 
 
 def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Message:
-    """Return one message; raise ValueError that describes a fault. `open_calls` are (id, tool) of calls without a result so far."""
+    """Parse one message. Raises ValueError with a description of the error if the message is invalid.
+
+    `open_calls` contains (id, tool name) for every call that has no result yet.
+    """
     fields = entry if isinstance(entry, Mapping) else {}
     named, content = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
     if not isinstance(named, str) or (content is None and not fields.get("tool_calls")):
@@ -169,7 +176,7 @@ def _message(entry: Json, open_calls: list[tuple[str, str]], place: int) -> Mess
 
 
 def _call(value: Json) -> ReadCall | UnreadCall:
-    """Return a tool call given in OpenAI's format or as ShareGPT's string."""
+    """Parse a tool call in the format of OpenAI or a tool call of ShareGPT, which is a string."""
     try:
         call = json.loads(value) if isinstance(value, str) else value
         call = call.get("function", call)
@@ -187,7 +194,10 @@ def _call(value: Json) -> ReadCall | UnreadCall:
 
 
 def _tools(row: DataRow) -> list[Json]:
-    """Return the tools in a row's column `tools`: JSON schemas in OpenAI's format, or a JSON string of them."""
+    """Return the tools in the column `tools` of a row.
+
+    The column contains JSON schemas in OpenAI's format or a JSON string of such schemas.
+    """
     tools = row.fields.get("tools")
     if isinstance(tools, str):
         try:
@@ -201,7 +211,10 @@ def _tools(row: DataRow) -> list[Json]:
 
 
 def _without_none(value: Json) -> Json:
-    """Return a value without fields that are None, because in Arrow every struct has all fields that occur in its column."""
+    """Return a value without the fields that are None.
+
+    In Arrow, every struct has all fields that occur in its column, so missing fields are None.
+    """
     if isinstance(value, Mapping):
         return {name: _without_none(each) for name, each in value.items() if each is not None}
     return [_without_none(each) for each in value] if isinstance(value, list) else value
@@ -212,25 +225,28 @@ def _without_none(value: Json) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A row's question: a conversation without the answer, or a single message."""
+    """The question in a row: a conversation without the final answer, or a single message."""
 
     messages: tuple[Message, ...]
-    """The messages, without system messages."""
+    """The messages of the question, without system messages."""
     system: str = ""
     """The text of the system messages."""
 
     @property
     def text(self) -> str:
-        """The whole question as one string."""
+        """The whole question as a single string."""
         return as_text(self.messages)
 
     def worded(self, wording: Callable[[str], str]) -> Question:
-        """Return the same question with `wording` applied to the last message, for example to put it into a prompt."""
+        """Return the question with the function `wording` applied to its last message, for example to insert the message into a prompt."""
         *before, last = self.messages
         return replace(self, messages=(*before, worded(last, wording)))
 
     def task(self, name: str, data: Mapping[str, Json] | None = None, *, rendered: bool = False) -> Task:
-        """Return the task of the question, with this name as `Task.id`; a rendered prompt stays unchanged and omits the row's tools."""
+        """Return a task with this question. The argument `name` becomes `Task.id`.
+
+        If `rendered` is true, the prompt is used unchanged and the tools of the row are omitted.
+        """
         if rendered and len(self.messages) == 1 and not self.system:
             row = json.loads(self.messages[0].structured or "{}")
             return Task(name, row.get("content", self.text), data or {}, rendered=True)
@@ -240,15 +256,18 @@ class Question:
 
 
 def rounds(*read: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
-    """Return `Task.messages` for what an agent reads in each turn; empty if it is a single user message in every turn."""
+    """Return `Task.messages`, given the messages that an agent reads in each turn.
+
+    The result is empty if every turn consists of a single user message.
+    """
     plain = all(len(each) == 1 and each[0] == Message("user", each[0].content) for each in read)
     return () if plain else tuple(tuple(each) for each in read)
 
 
 def read_question(row: DataRow, field: str, setting: str) -> Question:
-    """Return the question in a field: a string, or a conversation without a final answer.
+    """Return the question in a field that contains a string or a conversation. A final answer in the conversation is removed.
 
-    Raises DataError for an empty or oversized question.
+    Raises DataError if the question is empty or too long.
     """
     messages = messages_in(row, field, setting)
     system = "\n\n".join(m.content for m in messages if m.role == "system" and m.content.strip())
@@ -264,12 +283,12 @@ def read_question(row: DataRow, field: str, setting: str) -> Question:
 
 
 def question_in(row: DataRow, field: str, setting: str) -> str:
-    """Return the question in a field as one string (`read_question`)."""
+    """Return the question in a field as a single string. See `read_question`."""
     return read_question(row, field, setting).text
 
 
 def answers_in(row: DataRow, field: str, setting: str) -> tuple[Message, ...]:
-    """Return the answer in a field: a string, a message, or a conversation that ends with the assistant's answer."""
+    """Return the answer in a field that contains a string, a message or a conversation that ends with an answer of the assistant."""
     value = field_of(row, field, setting)
     if isinstance(value, str):
         return (Message("assistant", value),)
@@ -288,7 +307,10 @@ def message_in(row: DataRow, field: str, setting: str) -> Message:
 
 
 def answered(question: Question, messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages of an answer, beginning with the assistant's first new message; the question's messages are removed."""
+    """Return the messages of an answer that follow the messages of the question.
+
+    The result begins with the first new message of the assistant.
+    """
     rest = [message for message in messages if message.role != "system"]
     count = len(question.messages)
     repeats = len(rest) > count and all(

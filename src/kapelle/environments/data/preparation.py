@@ -1,15 +1,15 @@
-"""Prepare data sets as files for environments, with disjoint train and test rows and a manifest.
+"""Convert data sets to files for environments, with disjoint train and test rows and a manifest.
 
-    prepared = prepare("gsm8k", Path("data/gsm8k"))                     from the Hugging Face hub
+    prepared = prepare("gsm8k", Path("data/gsm8k"))                     # from the Hugging Face hub
     prepared = prepare("anli", Path("data/anli"), source="downloads/anli", train=["r1_dev"], test=["r2_dev"])
 
     <folder>/
       train.jsonl     (or .parquet) rows with the fields that the environment reads
       test.jsonl
       manifest.json   source, counts, hashes, excluded rows with reasons
-      README.md       how to train on it
+      README.md       how to train on the data
 
-`environment.path` can be set to a prepared folder.
+The setting `environment.path` can be set to a prepared folder.
 """
 
 from __future__ import annotations
@@ -45,25 +45,26 @@ Fields = dict[str, Json]
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """A data set that `kapelle data prepare` can prepare."""
+    """A data set that the command `kapelle data prepare` can convert."""
 
     hub: str
-    """`owner/name` on the Hugging Face hub."""
+    """The name of the data set on the Hugging Face hub (`owner/name`)."""
     fields: Callable[[DataRow], Fields]
-    """Returns the fields to write for a row; raises DataError for an unusable row."""
+    """A function that returns the fields to write for a row. The function raises DataError if the row is unusable."""
     licence: str
     config: str | None = None
     train: tuple[str, ...] = ("train",)
-    """Names of the train split on the hub or the file in a folder (suffix optional); the first one that exists is used."""
+    """Possible names of the train split on the hub, or of its file in a folder (with or without suffix). The first name that exists is
+    used."""
     test: tuple[str, ...] = ()
-    """The same for the test split. Empty if no test split is published: a hash of each question then selects the share `test_share`
-    for the test split."""
+    """Possible names of the test split or its file, as for `train`. If the tuple is empty, no test split is published, and the
+    fraction `test_share` of the rows is selected for the test split by a hash of the question."""
     key: tuple[str, ...] = ("question",)
-    """Fields by which train and test are kept disjoint: no value occurs in both splits. The first field that a row has is used."""
+    """Fields that identify a question. No value of this field occurs in both splits. The first of these fields that a row has is used."""
     environment: str = "math"
-    """The environment that reads the prepared data."""
+    """The name of the environment that reads the prepared data."""
     by_id: bool = False
-    """Whether the rows of one file are split by `task_id`, as in MBPP."""
+    """Whether the rows of a single file are split by `task_id`, as in MBPP."""
 
 
 def _math_fields(question: Sequence[str], answer: Sequence[str]) -> Callable[[DataRow], Fields]:
@@ -152,14 +153,14 @@ DATA_SETS: Mapping[str, DataSet] = {
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """A prepared data set."""
+    """A data set that has been written to a folder, with its manifest."""
 
     folder: Path
     manifest: Mapping[str, Any]
 
     @property
     def use(self) -> tuple[str, str]:
-        """The settings that select this data for training."""
+        """The settings that select the prepared data for training."""
         return f"environment.name={self.manifest['environment']}", f"environment.path={self.folder}"
 
 
@@ -174,11 +175,12 @@ def prepare(
     test_share: float = 0.1,
     max_unusable: float = 0.01,
 ) -> PreparedData:
-    """Write a data set's train and test rows to the new folder `out` and return what was written.
+    """Write the train and test rows of a data set to the new folder `out`, and return the prepared data.
 
-    `source` is a folder, a file, or `owner/name` on the hub; the default is the data set's own place on the hub. `train` and `test`
-    replace the usual names of its splits or files. Train rows that are also test rows, ignoring spacing and case, are excluded.
-    Raises DataError if data are missing or mostly unusable, and RunDirectoryError if `out` exists.
+    `source` is a folder, a file, or the name of a data set on the hub (`owner/name`); the default is the published data set on the
+    hub. `train` and `test` replace the usual names of the splits or files. Train rows that are also test rows (ignoring differences
+    in spacing and case) are excluded. Raises DataError if data are missing or too many rows are unusable, and RunDirectoryError if
+    `out` exists.
     """
     if name not in DATA_SETS:
         raise DataError(f"Unknown data set '{name}'.{did_you_mean(name, DATA_SETS)}")
@@ -248,7 +250,7 @@ def _gathered(
     test_share: float,
     max_unusable: float,
 ) -> tuple[dict[Split, list[Fields]], dict[str, Skipped]]:
-    """Return the fields to write for the rows of each split, and the excluded rows by source."""
+    """Return the fields to write for the rows of each split, and the excluded rows of each source."""
     local = Path(where).expanduser()
     skipped: dict[str, Skipped] = {}
 
@@ -284,7 +286,7 @@ def _gathered(
 
 
 def _divided(chosen: DataSet, rows: Sequence[Fields], share: float) -> dict[Split, list[Fields]]:
-    """Return the rows of one file, divided into two splits."""
+    """Divide the rows of one file into a train and a test split."""
     if chosen.by_id:
         return {
             split: [row for row in rows if int(str(row["task_id"])) in ids]
@@ -297,7 +299,7 @@ def _divided(chosen: DataSet, rows: Sequence[Fields], share: float) -> dict[Spli
 
 
 def _normal(row: Fields, key: Sequence[str]) -> str:
-    """Return a row's key in normal form, so that different spellings of one question are equal."""
+    """Return the key of a row in normalised form, so that different spellings of a question have the same key."""
     written = next(row[name] for name in key if name in row)
     return one_spelling(str(written))
 

@@ -1,7 +1,7 @@
-"""Rows of a data set from a local file, a local folder or the Hugging Face hub, with a train and a test split.
+"""Read the rows of a data set from a local file, a local folder or the Hugging Face hub, with a train and a test split.
 
-`runtime/row_files.py` lists the supported file formats. Every error names the file, the line and a fix, and is raised before
-any model is loaded.
+The module `runtime/row_files.py` lists the supported file formats. Every error message names the file, the line and a fix. Errors
+are raised before any model is loaded.
 """
 
 from __future__ import annotations
@@ -30,27 +30,30 @@ from kapelle.types import Split
 # -------- Usable and unusable rows: up to a maximum share, unusable rows are counted, reported and excluded
 
 SHOWN = 3
-"""Maximum number of unusable rows that are reported one by one; the other rows are only counted."""
+"""The maximum number of unusable rows that are reported individually. All other unusable rows are only counted."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The excluded rows."""
+    """The rows of a split that are excluded because they are unusable."""
 
     count: int = 0
     total: int = 0
-    """The number of all rows, including excluded ones."""
+    """The number of all rows, including the excluded rows."""
     named: tuple[str, ...] = ()
-    """The places of the first excluded rows, with the reasons why they are unusable."""
+    """The first excluded rows, each with its location and the reason why it is unusable."""
 
     def __str__(self) -> str:
-        """Return `3 of 7,473 rows cannot be used and are excluded: …`, or an empty string if no row is excluded."""
+        """Return a message such as `3 of 7,473 rows cannot be used and are excluded: …`, or an empty string if no row is excluded."""
         return self.report(" and are excluded") if self.count else ""
 
     def report(self, then: str) -> str:
-        """Return a sentence with the number of unusable rows, the consequence `then`, and the first of these rows."""
+        """Return a sentence with the number of unusable rows and the first of these rows.
+
+        The string `then` is inserted after the number.
+        """
         more = self.count - len(self.named)
         why = " | ".join(self.named) + (f" | and {more:,} more" if more else "")
         return f"{self.count:,} of {self.total:,} rows cannot be used{then}: {why}"
@@ -59,9 +62,11 @@ class Skipped:
 def usable(
     rows: Sequence[T], read: Callable[[T], object], share: float, where: str
 ) -> tuple[tuple[T, ...], Skipped]:
-    """Return the rows that `read` accepts, and the excluded rows; raise DataError if more than `share` are unusable.
+    """Return the rows that `read` accepts and a report on the other rows.
 
-    For an unusable row, `read` raises DataError with the place of the row.
+    Raises DataError if more than the fraction `share` is unusable.
+
+    For an unusable row, `read` must raise DataError with a message that names the location of the row.
     """
     kept: list[T] = []
     faults: list[str] = []
@@ -83,34 +88,35 @@ def usable(
 
 
 MANIFEST = "manifest.json"
-"""The manifest that `kapelle data prepare` writes into a prepared folder."""
+"""The name of the manifest file that `kapelle data prepare` writes into a prepared folder."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 RowsRead = tuple[tuple[DataRow, ...], tuple[DataRow, ...] | None]
-"""Train and test rows as read; the test rows are None if one file contains both splits."""
+"""The train rows and the test rows before unusable rows are excluded. The test rows are None if a single file contains both splits."""
 Words = Callable[[DataRow, str, str], str]
-"""(row, field, setting) → the field as a string; raises DataError if it is not a string."""
+"""A function that takes (row, field, setting) and returns the field as a string. The function raises DataError if the value is not a
+string."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """Where rows come from."""
+    """The source of the rows of a data set."""
 
     path: str
-    """A file, a folder, or `owner/name` on the hub."""
+    """A file, a folder, or the name of a data set on the hub (`owner/name`)."""
     config: str | None
-    """The configuration of the hub's data set."""
+    """The configuration of the data set on the hub."""
     train: str
     test: str
-    """Names of the splits: files in the folder (suffix optional), or splits on the hub."""
+    """The name of the test split, as for `train`: a file in the folder (with or without suffix) or a split on the hub."""
     test_share: float
-    """Share of the rows for the test split, by a hash of the row's key field, if `path` is one file."""
+    """The fraction of the rows in the test split if `path` is a single file. A hash of the row's key field determines its split."""
     called: tuple[str, str] | None = None
-    """How messages name the train rows and the test rows; None: `path`."""
+    """The names of the train rows and the test rows in error messages. If None, `path` is used."""
 
     def describe(self, split: Split) -> str:
-        """Return a description of where a split comes from."""
+        """Return a description of the file, folder or hub split that contains a split."""
         if Path(self.path).expanduser().is_file():
             share = self.test_share if split == "test" else 1 - self.test_share
             return f"{self.path}, {share:.0%} of the rows, by a hash of the question"
@@ -121,7 +127,7 @@ class DataSource:
         return raw_rows(self)[1]
 
     def whole(self, split: Split, contents: MutableMapping[str, str]) -> tuple[DataRow, ...]:
-        """Return all rows of one split, or of a file; raise DataError if there are none."""
+        """Return all rows of a split, or of a single file. Raises DataError if the file, folder or data set does not exist."""
         local = Path(self.path).expanduser()
         if local.is_file():
             return read_rows(local, contents)
@@ -136,11 +142,11 @@ class DataSource:
         )
 
     def read(self) -> RowsRead:
-        """Return the rows as read."""
+        """Return the rows of both splits before unusable rows are excluded."""
         return raw_rows(self)[0]
 
     def first_row(self) -> DataRow | None:
-        """Return the first train row, whether usable or not; None if there are no rows."""
+        """Return the first train row, whether usable or not, or None if there are no rows."""
         return next(iter(raw_rows(self)[0][0]), None)
 
     def load(
@@ -151,11 +157,12 @@ class DataSource:
         read: Callable[[DataRow], object] | None = None,
         max_unusable: float = 0.0,
     ) -> Splits:
-        """Return both splits. Ignoring spacing and case, they share no value of the field `key` (called `setting` in messages).
+        """Return both splits, such that they have no value of the field `key` in common (ignoring differences in spacing and case).
 
-        `words` returns a row's value of the field as a string, and `read` reads everything else that a task needs. If one of them
-        raises DataError for a row, the row is excluded, up to the share `max_unusable` of a split. A train row whose key occurs in the
-        test split is excluded and counted. Raises DataError if data are missing, damaged, empty or in another format.
+        `setting` is the name of the setting that specifies the key in error messages. `words` returns a row's key as a string, and
+        `read` reads everything else that a task needs. If either function raises DataError for a row, the row is excluded, up to
+        the fraction `max_unusable` of a split. A train row whose key also occurs in the test split is excluded and counted. Raises
+        DataError if data are missing, corrupt or empty, or have a different format.
         """
         return self.apart(*raw_rows(self)[0], key, setting, words, read, max_unusable)
 
@@ -169,7 +176,7 @@ class DataSource:
         read: Callable[[DataRow], object] | None = None,
         max_unusable: float = 0.0,
     ) -> Splits:
-        """Return both splits, like `load`; if `second` is None, `first` contains both."""
+        """Return both splits, as `load` does. If `second` is None, `first` contains the rows of both splits."""
 
         def check(row: DataRow) -> None:
             words(row, key, setting)
@@ -211,28 +218,28 @@ class DataSource:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The rows of both splits."""
+    """The usable rows of the train and the test split."""
 
     train: tuple[DataRow, ...]
     test: tuple[DataRow, ...]
     duplicates: int
-    """Number of train rows that were excluded because they are also in the test split."""
+    """The number of train rows that are excluded because they also occur in the test split."""
     skipped: Mapping[Split, Skipped] = field(default_factory=dict)
-    """Unusable rows by split; if one file contains both splits, they are all counted under `train`."""
+    """The unusable rows of each split. If a single file contains both splits, all unusable rows are counted in the train split."""
 
     def of(self, split: Split) -> tuple[DataRow, ...]:
         """Return the rows of one split."""
         return self.train if split == "train" else self.test
 
     def row_of(self, task_id: str) -> DataRow:
-        """Return the row of a task called `<split>-<index>`."""
+        """Return the row of a task, given the id of the task (`<split>-<index>`)."""
         split, index = place_of(task_id)
         return self.of(split)[index]
 
 
 @lru_cache(maxsize=8)
 def raw_rows(source: DataSource) -> tuple[RowsRead, Mapping[str, str]]:
-    """Return the rows as read, and the hash of each input by name."""
+    """Return the rows before unusable rows are excluded, and a mapping from the name of each input to its hash."""
     contents: dict[str, str] = {}
     train = source.whole("train", contents)
     one_file = Path(source.path).expanduser().is_file()
@@ -240,7 +247,7 @@ def raw_rows(source: DataSource) -> tuple[RowsRead, Mapping[str, str]]:
 
 
 def one_spelling(question: str) -> str:
-    """Return a question with normalized spacing and case, so that copies of it are equal."""
+    """Return a question with normalised spacing and case, so that copies of a question are equal."""
     return " ".join(question.split()).casefold()
 
 
@@ -274,9 +281,9 @@ def _folder(
 def hub_rows(
     path: str, config: str | None, split: str, contents: MutableMapping[str, str] | None = None
 ) -> tuple[DataRow, ...]:
-    """Return the rows of a split on the Hugging Face hub; raise DataError if it is unavailable.
+    """Return the rows of a split on the Hugging Face hub, and add a hash of the rows to `contents`.
 
-    A hash of the rows is added to `contents`.
+    Raises DataError if the data set is unavailable.
     """
     try:
         from datasets import load_dataset
@@ -309,19 +316,19 @@ def hub_rows(
 
 
 class DataFiles(Settings, Reads):
-    """The place of the rows."""
+    """Settings that specify where the rows of a data set are stored."""
 
     path: str
-    """A folder with a file per split (including a folder from `kapelle data prepare`), one file, or `owner/name` on the Hugging
-    Face hub."""
+    """The location of the data: a folder with a file for each split (such as a folder from `kapelle data prepare`), a single file, or
+    the name of a data set on the Hugging Face hub (`owner/name`)."""
     config: str | None = None
-    """Configuration of the hub's data set; null: the only configuration."""
+    """The configuration of the data set on the hub. If null, the data set must have only one configuration."""
     train: str = "train"
-    """File (suffix optional) or hub split with the train rows."""
+    """The file (with or without suffix) or the hub split that contains the train rows."""
     test: str = "test"
-    """File or hub split with the test rows."""
+    """The file (with or without suffix) or the hub split that contains the test rows."""
     test_share: float = Field(default=0.1, gt=0.0, lt=1.0)
-    """Share of the questions in the test split if `path` is one file; a hash of a question decides its split."""
+    """The fraction of the questions in the test split if `path` is a single file. A hash of a question determines its split."""
 
     @model_validator(mode="after")
     def _apart(self) -> DataFiles:
@@ -331,7 +338,7 @@ class DataFiles(Settings, Reads):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the file or hub split of each split."""
+        """Descriptions of the files or hub splits from which the two splits are read."""
         return {"train": self.source.describe("train"), "test": self.source.describe("test")}
 
     @property
@@ -345,54 +352,55 @@ class DataFiles(Settings, Reads):
 
 
 class DataSettings(DataFiles, Graded, Reporting):
-    """Rows, some of which may be unusable."""
+    """Settings of a data set of which some rows may be unusable."""
 
     max_unusable: float = Field(default=0.01, ge=0.0, lt=1.0)
-    """Largest share of a split's rows that may be excluded as unusable (missing answer or question, another format). The run reports
-    how many rows are excluded and which; above this share, it does not start."""
+    """The maximum fraction of a split's rows that may be excluded as unusable, for example because the question or the answer is
+    missing. The run reports the number of excluded rows and the first of these rows. If the fraction is larger, the run does not
+    start."""
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read both splits; if too many rows are unusable, raise DataError with their file and line."""
+        """Read both splits. Raises DataError, which names files and lines, if too many rows are unusable."""
         self.skipped()
 
     def size(self, split: Split) -> int | None:
-        """Return the number of usable rows."""
+        """Return the number of usable rows in a split."""
         return len(self.rows.of(split))
 
     @cached_property
     def rows(self) -> Splits:
-        """The usable rows of both splits; raises DataError if data are missing, damaged or mostly unusable."""
+        """The usable rows of both splits. Raises DataError if data are missing or corrupt, or if too many rows are unusable."""
         key, setting, words = self._key()
         return self.source.load(key, setting, words, self._read, self.max_unusable)
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return which rows of each split are excluded and why; empty if all are usable."""
+        """Return a report on the excluded rows of each split, with reasons. Splits without excluded rows are omitted."""
         return {split: str(found) for split, found in self.rows.skipped.items() if found.count}
 
     def question_of(self, row: DataRow) -> Question:
-        """Return the question of a row."""
+        """Return the question in a row."""
         key, setting, _ = self._key()
         return read_question(row, key, setting)
 
     def _key(self) -> tuple[str, str, Words]:
-        """Return the field that separates train from test, its setting, and the function that reads it."""
+        """Return the field that must differ between train and test rows, the setting for this field, and the function that reads it."""
         return "question", "path", question_in
 
     def _read(self, row: DataRow) -> object:
-        """Read what a task needs in addition to the key; raise DataError with the row's place if the row is unusable."""
+        """Read everything that a task needs. Raises DataError, which names the location of the row, if the row is unusable."""
         key, setting, words = self._key()
         return words(row, key, setting)
 
 
 class DataWithQuestions(DataSettings):
-    """Rows with a column of questions, which are strings or conversations."""
+    """Settings of a data set with a column of questions, which are strings or conversations."""
 
     rendered_prompts: bool = False
-    """True: the column of questions contains complete prompts that a chat template has already rendered. The model reads their
-    tokens unchanged, and agents have neither a prompt nor a system message."""
+    """Whether the column of questions contains complete prompts, to which a chat template has already been applied. If true, the model
+    reads these prompts unchanged, and agents have neither a prompt nor a system message."""
 
     def remarks(self) -> Sequence[str]:
-        """Return the number of prompts that are already rendered, if the model's template would render them again."""
+        """Return a warning with the number of prompts to which the chat template would be applied a second time, if there are any."""
         key, setting, words = self._key()
         if self.rendered_prompts or words is not question_in:
             return ()

@@ -1,9 +1,12 @@
-"""A judge model, behind an endpoint or frozen in this process, whose replies are cached, counted and limited by a budget.
+"""Query a judge model, with a cache of its replies and limits on its requests.
+
+The judge model is behind an endpoint or is a frozen model in the process:
 
     judge: {endpoint: "http://localhost:8000/v1", model: Qwen/Qwen3-32B, cache: verdicts.jsonl, budget: 20000}
 
-Each conversation is sent once. Its reply is cached in memory and, if `cache` is set, also in a file, so that a resumed run
-gets the same verdicts. The file has one reply per line and is only appended to. Several processes may share it.
+Each conversation is sent once. The reply is cached in memory and, if `cache` is set, also in a file, so that a resumed run gets
+the same verdicts. The cache file contains one reply per line, and new replies are appended. Several processes may share the
+file.
 """
 
 from __future__ import annotations
@@ -27,29 +30,32 @@ from kapelle.settings.base import FREE, Settings
 from kapelle.types import Message, conversation
 
 MOST_KEPT = 65_536
-"""Maximum number of replies in the memory cache; the oldest are dropped."""
+"""Maximum number of replies in the memory cache. The oldest replies are removed first."""
 
 
 class JudgeLimits(Settings):
-    """Limits on the calls of a judge."""
+    """Limits on the requests to a judge, and the settings of the cache."""
 
     cache: Annotated[str | None, FREE] = None
-    """A JSONL file that stores every reply, so that a resumed run gets the same verdicts; null keeps replies only in memory."""
+    """Path of a JSONL file that stores every reply, so that a resumed run gets the same verdicts. With null, replies are stored
+    only in memory."""
     budget: Annotated[int | None, FREE] = Field(default=None, ge=1)
-    """Maximum number of replies that a process may request; cached replies do not count. Beyond it the run stops. null: no limit."""
+    """Maximum number of replies that a process may request from the judge; cached replies are not counted. The run stops when
+    the limit is reached. With null, there is no limit."""
     concurrency: Annotated[int, FREE] = Field(default=16, ge=1)
-    """Maximum number of requests at once."""
+    """Maximum number of concurrent requests to the judge."""
 
 
 class EndpointJudge(JudgeEndpoint, JudgeLimits):
-    """A judge model behind an OpenAI-compatible URL."""
+    """Settings of a judge model behind an OpenAI-compatible URL."""
 
 
 class ModelJudge(JudgeLimits):
-    """A frozen model in the process that collects episodes; it samples greedily."""
+    """Settings of a frozen judge model in the process that collects episodes; the model samples greedily."""
 
     path: str
-    """A model, or the folder of a PEFT adapter; it is loaded once, separately from the team's models."""
+    """Name or path of a model, or the folder of a PEFT adapter. The judge is loaded once, separately from the models of the
+    team."""
     max_tokens: int = Field(default=4096, ge=1)
     """Maximum number of tokens of one reply, including reasons and thinking."""
 
@@ -58,10 +64,10 @@ AnyJudge = EndpointJudge | ModelJudge
 
 
 class Asking:
-    """A judge with cached, counted and limited replies, called like any other judge."""
+    """A judge whose replies are cached, counted and limited; it is called like any other judge."""
 
     def __init__(self, judge: AnyJudge, ask: Ask) -> None:
-        """Call `ask` for replies that are not cached; raise DataError if the `cache` cannot be read or written."""
+        """Call `ask` for replies that are not cached; raise DataError if the `cache` file cannot be read or written."""
         # Replies depend on the model and the length limit, but not on the endpoint's address.
         name = judge.path if isinstance(judge, ModelJudge) else judge.model
         self._who, self._limits, self._ask = [name, judge.max_tokens], judge, ask
@@ -73,14 +79,17 @@ class Asking:
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._turns = weakref.WeakKeyDictionary()
         self.calls = 0
-        """Number of requests."""
+        """The number of requests to the judge."""
         self.cached = 0
-        """Number of cached replies that were used."""
+        """The number of replies that were taken from the cache."""
         self.ungraded = 0
-        """Number of replies without a readable verdict, counted by the callers."""
+        """The number of replies without a readable verdict; callers increase this counter."""
 
     async def __call__(self, messages: Sequence[Message]) -> str:
-        """Return the reply to a conversation; raise TrainingHalted if the budget is spent, EpisodeError if there is no reply."""
+        """Return the reply of the judge to a conversation.
+
+        Raises TrainingHalted if the budget is used up, and EpisodeError if the judge does not reply.
+        """
         request = json.dumps([self._who, conversation(messages)])
         key = hashlib.sha256(request.encode()).hexdigest()
         loop = asyncio.get_running_loop()

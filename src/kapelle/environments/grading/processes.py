@@ -1,8 +1,9 @@
-"""Killable processes for work on hostile input, which could otherwise take unlimited time.
+"""Killable processes for work on untrusted input, which could otherwise take unlimited time.
 
-A server process imports the needed modules once and forks a child for every question. A child therefore starts in milliseconds,
-has no state from earlier questions, and can be killed at no cost. Signals and threads cannot do this: `signal.alarm` raises
-outside the main thread, and neither of them stops a regular expression or an integer power that runs in C.
+A server process imports the required modules once and forks a child for every question. A child therefore starts in
+milliseconds, has no state from earlier questions, and can be killed at no cost. Signals and threads do not have these
+properties: `signal.alarm` raises an error outside the main thread, and neither signals nor threads can stop a regular
+expression or an integer power that runs in C.
 """
 
 from __future__ import annotations
@@ -28,32 +29,33 @@ MAX_REPLY_BYTES = 1 << 20
 
 
 class ProcessFailed(Exception):
-    """The work was stopped or failed, for reasons that are independent of its input."""
+    """Raised if the work was stopped or failed for reasons that are independent of its input."""
 
 
 class TooCostly(ProcessFailed):
-    """The question exceeds the limits, regardless of the machine's load."""
+    """Raised if a question exceeds the limits regardless of the load of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """Limits of one question."""
+    """Limits on the work for one question."""
 
     cpu_s: float = 0.8
-    """CPU time in seconds: the main limit, independent of the machine's load."""
+    """Maximum CPU time in seconds. This is the main limit, because CPU time is independent of the load of the machine."""
     wall_s: float = 120.0
-    """Seconds from the fork to the answer, for a child that hangs without computing; far more than a busy machine needs."""
+    """Maximum time in seconds from the fork to the answer, for a child that hangs without computing. The default is much longer
+    than a busy machine needs."""
     start_s: float = 60.0
-    """Maximum number of seconds for a server's imports."""
+    """Maximum time in seconds for the imports of a server process."""
     memory_bytes: int = 1 << 30
-    """Address space of a child. macOS does not enforce it."""
+    """Maximum address space of a child in bytes. macOS does not enforce this limit."""
 
 
 class KillableProcesses(AbstractContextManager["KillableProcesses"]):
-    """A pool of fork servers that run one worker module; any thread may use it.
+    """A pool of fork servers that run one worker module; the pool can be used from any thread.
 
-    The module is run as a program and calls `serve`. Up to `size` servers start, each when it is first needed.
-    They end when the pool is closed or garbage-collected, or when its process dies.
+    The worker module is run as a program and calls `serve`. The pool starts at most `size` servers, each when it is first
+    needed. The servers exit when the pool is closed or garbage-collected, or when the process that owns the pool exits.
     """
 
     def __init__(self, module: str, size: int = 2, limits: AnswerLimits | None = None) -> None:
@@ -68,7 +70,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
         self._end = weakref.finalize(self, _end_all, self._running, os.getpid())
 
     def warm(self) -> None:
-        """Start one server now, so that the first question does not wait for its imports."""
+        """Start one server immediately, so that the first question does not wait for the imports."""
         server = self._idle.get()
         try:
             server = self._live(server)
@@ -76,10 +78,10 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
             self._idle.put(server)
 
     def ask(self, question: Json) -> Json:
-        """Return the worker's answer to a question; wait while every server is busy.
+        """Return the answer of the worker to a question; the call waits while every server is busy.
 
-        Raises TooCostly if the answer takes longer than `cpu_s`, needs more than `memory_bytes`, or fails. Raises ProcessFailed
-        if the clock reaches `wall_s` first or the process has ended.
+        Raises TooCostly if the answer needs more CPU time than `cpu_s` or more memory than `memory_bytes`, or if the worker
+        fails on the question. Raises ProcessFailed if the wall-clock time reaches `wall_s` first or the process has exited.
         """
         server = self._idle.get()
         try:
@@ -109,7 +111,7 @@ class KillableProcesses(AbstractContextManager["KillableProcesses"]):
         self.close()
 
     def close(self) -> None:
-        """End every server; a later question starts new servers."""
+        """Stop every server; a later question starts new servers."""
         _end_all(self._running, os.getpid())
 
     def _live(self, server: subprocess.Popen[bytes] | None) -> subprocess.Popen[bytes]:
@@ -186,7 +188,8 @@ Answer = Callable[[Json], Json]
 
 _SPARE_BYTES = 1 << 16
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
-"""Signals that end a process when deeply nested input overflows its stack: the question is the cause, not the machine."""
+"""Signals that kill a process when deeply nested input overflows its stack. In this case the question is the cause, not the
+machine."""
 # Work on text causes none of these audit events; a library that is tricked into causing one fails.
 _FORBIDDEN_EVENTS = frozenset(
     {
@@ -207,10 +210,10 @@ _FORBIDDEN_EVENTS = frozenset(
 
 
 def serve(answer: Answer) -> None:
-    """Answer the questions on standard input, one JSON line each, until the input ends.
+    """Answer the questions on standard input, one JSON line for each question, until the input ends.
 
-    The program's first argument is the address space of a child in bytes. Every question runs in a forked
-    child that ends after the question's `cpu_s` seconds of CPU time or `wall_s` seconds of wall-clock time.
+    The first argument of the program is the address space of a child in bytes. Every question runs in a forked child, which is
+    stopped after `cpu_s` seconds of CPU time or `wall_s` seconds of wall-clock time.
     """
     memory = int(sys.argv[1])
     # The output of libraries must not mix with the replies.
@@ -260,7 +263,7 @@ def _in_child(answer: Answer, asked: dict[str, Json], memory: int, replies: int)
 
 
 def _gave_up(why: str, *, costly: bool = False) -> bytes:
-    """Return a reply with the reason why there is no answer; `costly` if the question itself is the reason."""
+    """Return a reply with the reason why there is no answer; `costly` is True if the question itself is the reason."""
     return json.dumps({"gave_up": why, "costly": costly}).encode()
 
 

@@ -1,4 +1,4 @@
-"""Scores of answers from a reward server, such as `kapelle serve reward`; docs/reward_server.md describes its API."""
+"""Request scores of answers from a reward server, such as `kapelle serve reward`; docs/reward_server.md describes the API."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import httpx
 
 KEPT = 65_536
-"""Maximum number of cached scores; the key is the content of the question and the answer."""
+"""Maximum number of cached scores. The cache key is the content of the question and the answer."""
 
 
 class ServedScores:
-    """Requests scores from a reward server, retries failed requests and caches scores by content."""
+    """A client that requests scores from a reward server, retries failed requests and caches scores by content."""
 
     def __init__(
         self,
@@ -31,19 +31,19 @@ class ServedScores:
         kept: int = KEPT,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """Set the server's address, the timeout of a request in `seconds`, the number of `retries` and the cache size.
+        """Set the address of the server, the timeout of a request in `seconds`, the number of `retries` and the cache size `kept`.
 
-        `token_env` is the environment variable that holds the token. `transport` replaces the network in tests.
+        `token_env` is the name of the environment variable that contains the token. `transport` replaces the network in tests.
         """
         self._url = f"{address.rstrip('/')}/v1/score"
         self._token_env, self._seconds, self._retries, self._most = token_env, seconds, retries, kept
         self._transport = transport
         self._kept: OrderedDict[bytes, Grade] = OrderedDict()
         self._weights: object = None
-        """Hash of the weights that produced the cached scores."""
+        """The hash of the weights that produced the cached scores."""
 
     async def grade(self, question: str, text: str) -> Grade:
-        """Return the score of `text` as an answer; `ungraded` if the server returns no score or does not respond."""
+        """Return the score of `text` as an answer to `question`; the verdict is `ungraded` if the server returns no score."""
         key = hashlib.sha256(json.dumps([question, text]).encode()).digest()
         if (known := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)

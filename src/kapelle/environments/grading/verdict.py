@@ -1,4 +1,4 @@
-"""The verdict of a grader on one answer."""
+"""The verdict of a grader on one answer, and functions that create verdicts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ class Grade:
     """The verdict on one answer."""
 
     score: float
-    """The score in [0, 1]; 0 unless the status is `graded`."""
+    """The score of the answer in [0, 1]; the score is 0 unless `status` is `graded`."""
     answer: str | None
-    """The extracted answer in its normal form; None if there is none."""
+    """The extracted answer in normal form, or None if there is no answer."""
     explanation: str
-    """The reason for the score, in a human-readable form."""
+    """The reason for the score as human-readable text."""
     status: Status = "graded"
-    """`no_answer`: the response contains no valid answer and scores 0. `ungraded`: the
-    grader itself failed, regardless of the answer; this must never be used as a reward."""
+    """Whether the answer was graded. `graded` means that the grader scored the answer. `no_answer` means that the response
+    contains no valid answer and scores 0. `ungraded` means that the grader itself failed, regardless of the answer; the
+    score of such a verdict must not be used as a reward."""
 
     def __post_init__(self) -> None:
         assert 0.0 <= self.score <= 1.0, "a score lies in [0, 1]"

@@ -1,1 +1,1 @@
-"""Games of OpenSpiel (1908.09453)."""
+"""Environments for games of OpenSpiel (arXiv:1908.09453)."""

@@ -1,4 +1,4 @@
-"""Any OpenSpiel game (1908.09453): sequential or simultaneous, with or without chance, for any number of players."""
+"""OpenSpiel games (arXiv:1908.09453) as environments: sequential or simultaneous, with or without chance, for any number of players."""
 
 from __future__ import annotations
 
@@ -56,76 +56,79 @@ from kapelle.types import Json, Message, Split, Task
 
 
 class Level(Settings):
-    """A variant of the game, usually an easier one, for the first tasks of a run."""
+    """A variant of the game, usually an easier variant, for the first tasks of a run."""
 
     tasks: int = Field(ge=1)
-    """Number of tasks with these parameters; each step has `training.tasks_per_step` tasks."""
+    """The number of tasks with these parameters. Each training step has `training.tasks_per_step` tasks."""
     parameters: Mapping[str, Value]
-    """Parameters of the game, which override `environment.parameters`."""
+    """Parameters of the game in this level, which override `environment.parameters`."""
 
 
 class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Progressive, Scripted):
-    """A game, given by its name; agents play, in order, the players that have no entry in `opponents`.
+    """A game of OpenSpiel. Agents play, in order, the players that have no entry in `opponents`.
 
-    The team has one agent per player, or one agent for all players. A player observes OpenSpiel's string of its information and
-    writes a legal move; if it writes several lines, the last line counts.
+    The team has either one agent for each of these players or a single agent for all of them. A player observes the string of its
+    information that OpenSpiel provides, and writes a legal move. If the player writes several lines, the last line is the move.
     """
 
     name: Literal["openspiel"] = "openspiel"
     game: str = "kuhn_poker"
-    """Name of the game in OpenSpiel, with or without parameters in brackets, or `hanabi_very_small`, `hanabi_small` or
-    `hanabi_full`."""
+    """The name of the game in OpenSpiel, with or without parameters in brackets, or one of the presets `hanabi_very_small`,
+    `hanabi_small` and `hanabi_full`."""
     parameters: Mapping[str, Value] = Field(default={})
     """Parameters of the game, such as `players: 3`."""
     curriculum: tuple[Level, ...] = ()
-    """Levels that precede the game itself, in order; the test split always uses the game itself."""
+    """Levels with other parameters that precede the game itself, in order. The test split always uses the game itself."""
     wording: Wording = "full"
-    """`full`: sentences. `short`: one line of few bytes, for tiny models. `columns`: Hanabi in one line in which every fact has
-    a fixed position in all levels of a curriculum; tiny models learn to read this wording much sooner."""
+    """The language of observations. `full`: sentences. `short`: one short line, for very small models. `columns`: one line for Hanabi
+    in which every fact has a fixed position in all levels of a curriculum; very small models learn to read this format much faster."""
     view: View | None = None
-    """`information` (everything that the player has observed so far) or `observation` (the current state); null: `information` for
-    games with hidden information that provide it, else `observation`."""
+    """What a player observes, which is `information` (everything that the player has observed so far) or `observation` (the current
+    state). If null, `information` is used for games with hidden information that provide it, and `observation` otherwise."""
     list_moves: bool = True
-    """Whether the observation of the player that moves lists the legal moves."""
+    """Whether the observation of a player that may move lists the legal moves."""
     invalid: Literal["random", "forfeit"] = "random"
-    """What happens after an invalid move: a random legal move replaces it (`random`), or the player loses the game (`forfeit`). A player
-    that forfeits receives the game's least utility. In a constant-sum game, the other players share the rest. In a common-payoff
-    game, all players receive the least utility. In any other game, the other players keep their returns."""
+    """What happens after an invalid move: a random legal move replaces it (`random`), or the player loses the game (`forfeit`). A
+    player that forfeits receives the minimum utility of the game. In a constant-sum game, the other players share the rest of the
+    sum. In a common-payoff game, all players receive the minimum utility. In any other game, the other players keep their returns."""
     penalty: FiniteFloat | None = Field(default=None, le=0.0)
-    """Reward for each invalid move. null: 0 with `forfeit`; with `random`, the negative difference between the greatest and the least
-    utility, so that even a winner ends at or below the least utility."""
+    """The reward for each invalid move. If null, the reward is 0 with `forfeit`; with `random`, the reward is the minimum utility
+    minus the maximum utility, so that even a winner ends with at most the minimum utility."""
     step_rewards: bool | None = None
-    """True: each move is rewarded at once. False: all rewards are given at the end. null: rewards are given at once in games for which
-    OpenSpiel declares rewards during play, such as Hanabi, and at the end in all other games."""
+    """Whether rewards are given immediately after each move. If false, all rewards are given at the end. If null, rewards are given
+    immediately in games for which OpenSpiel declares rewards during play, such as Hanabi, and at the end in all other games."""
     rotate: bool = False
-    """Whether the agents' order is rotated by a number drawn from the episode's seed."""
+    """Whether the assignment of agents to players is rotated by a random number of positions in each episode."""
     other_play: bool = False
-    """Whether Hanabi's colours are renamed at random in each episode for every player but the first. With such partners, no colour can
-    become a code (other-play, 2003.02979)."""
+    """Whether the colours of Hanabi are renamed at random in each episode for every player except the first. If colours are renamed,
+    players cannot use a colour as a code (other-play, arXiv:2003.02979)."""
     chance: Literal["episode", "task"] = "episode"
-    """The seed of chance events. With `task`, all episodes of a group have the same cards as long as their moves are equal."""
+    """What determines the seed of chance events. With `task`, all episodes of a group have the same cards as long as their moves are
+    the same."""
     opponents: Mapping[int, Opponent] = Field(default={})
-    """Player (from 1) → the opponent that plays it instead of an agent: `random`, `scripted`, `hanabi`, `mcts`, `cfr`, `nash`."""
+    """Mapping from a player (numbered from 1) to the opponent that replaces the agent, which is `random`, `scripted`, `hanabi`,
+    `mcts`, `cfr` or `nash`."""
     demonstrator: Demonstrator | None = None
-    """The expert that writes demonstrations, for Hanabi in one line; null: demonstrations show only the format of a move."""
+    """The expert that writes demonstrations, which requires Hanabi in one line. If null, demonstrations show only the format of a
+    move."""
 
     _reader: str = PrivateAttr(default="")
-    """The agent that is a human."""
+    """The name of the agent that is a human."""
 
     def read_by(self, person: str) -> OpenSpiel:
-        """Return the game with one agent that is a human, who reads full sentences with the rules and the legal moves."""
+        """Return a copy of the game in which the agent `person` is a human, who reads full sentences, the rules and the legal moves."""
         copy = self.model_copy()
         copy._reader = person  # noqa: SLF001 - its own class
         return copy
 
     @property
     def loaded(self) -> Any:
-        """OpenSpiel's game object."""
+        """The game object of OpenSpiel."""
         return load_game(self.game, self.parameters)
 
     @property
     def conduct(self) -> Rules:
-        """How observations are written and invalid moves are treated."""
+        """The rules of an episode: how observations are written and how invalid moves are handled."""
         return self._conduct(self.loaded)
 
     def _conduct(self, game: Any) -> Rules:
@@ -157,13 +160,13 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
 
     @property
     def constant_sum(self) -> bool:
-        """Whether the agents' rewards have the same sum in every outcome."""
+        """Whether the rewards of the agents have the same sum in every outcome."""
         utility, kinds = self.loaded.get_type().utility, spiel().GameType.Utility
         return not self.opponents and utility in {kinds.ZERO_SUM, kinds.CONSTANT_SUM}
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of the game's utilities, extended by the penalty for as many invalid moves as a game can have."""
+        """The range of the game's utilities, with the minimum lowered by the penalty for as many invalid moves as a game can have."""
         ranges = []
         for game in (self.loaded, *self._levels()):
             rules = self._conduct(game)
@@ -173,18 +176,18 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Describe the game; the splits differ only in chance events."""
+        """Descriptions of the train and test games. The splits differ only in the seeds of chance events."""
         return {
             "train": f"games of {self.game}, dealt from seeds",
             "test": f"games of {self.game}, dealt from different seeds",
         }
 
     def task(self, split: Split, index: int) -> Task:
-        """Return a task for one episode of the game itself."""
+        """Return the task at an index. A task is one episode of the game itself."""
         return Task(f"{split}-{index}", "", {"level": len(self.curriculum) + 1} if self.curriculum else {})
 
     def task_after(self, played: int, index: int) -> Task:
-        """Return a task for one episode of the level that the `curriculum` reaches after this many tasks."""
+        """Return a task for one episode of the level that the curriculum reaches after `played` tasks."""
         for number, level in enumerate(self.curriculum, start=1):
             if played < level.tasks:
                 return Task(f"train-{index}", "", {"level": number, "parameters": dict(level.parameters)})
@@ -192,7 +195,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         return self.task("train", index)
 
     def _levels(self) -> list[Any]:
-        """Return the games of the curriculum; raise ConfigError for a level that cannot be loaded."""
+        """Return the games of all levels of the curriculum. Raises ConfigError if a level cannot be loaded."""
         games = []
         for number, level in enumerate(self.curriculum):
             try:
@@ -202,7 +205,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         return games
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise ConfigError for an unknown game, and for agents, opponents or a curriculum that do not fit it."""
+        """Raise ConfigError if the game is unknown, or if the agents, the opponents or the curriculum do not fit the game."""
         game = self.loaded
         players = game.num_players()
         for number, easier in enumerate(self._levels()):
@@ -259,16 +262,16 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
             )
 
     def check_player(self, player: str) -> None:
-        """Raise ConfigError for an opponent that is unknown or cannot play this game."""
+        """Raise ConfigError if an opponent is unknown or cannot play this game."""
         opponent_named(player).check(self.loaded)
 
     @property
     def players(self) -> int:
-        """Number of players, including opponents."""
+        """The number of players, including opponents."""
         return int(self.loaded.num_players())
 
     def decisions(self) -> Iterator[Decision]:
-        """Yield every information state once, with its observation; raise ConfigError if the states cannot be listed."""
+        """Yield every information state once, with its observation. Raises ConfigError if the states cannot be listed."""
         rules, seen, game = self.conduct, set(), self.loaded
         if not game.get_type().provides_information_state_string:
             raise ConfigError(
@@ -292,7 +295,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
             yield Decision(key, player, show(seen_as, player, rules), actions, moves, tuple(before))
 
     def exact_values(self, policy: Mapping[str, Mapping[int, float]]) -> tuple[tuple[float, ...], float]:
-        """Return the expected returns and the NashConv of a policy for all players, by enumerating the game."""
+        """Return the expected return of each player and the NashConv of a policy, computed by enumerating the game."""
         tree = self._tree
         returns = tree.values(policy)
         best = [tree.best_response(policy, player)[0] for player in range(tree.players)]
@@ -301,7 +304,10 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
     def best_response(
         self, policy: Mapping[str, Mapping[int, float]], player: int
     ) -> tuple[float, Mapping[str, int]]:
-        """Return the value of a player's best response (players from 0) to the other players' policies, and its move in each state."""
+        """Return the value of a player's best response to the policies of the other players, and its move in each information state.
+
+        The argument `player` is numbered from 0.
+        """
         return self._tree.best_response(policy, player)
 
     def visits(self, policy: Mapping[str, Mapping[int, float]]) -> Mapping[str, float]:
@@ -313,7 +319,7 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
         return tree_of(str(self.loaded))
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> GameState:
-        """Start a game for these agents."""
+        """Start a game with these agents and return its state."""
         self.check(agents)
         chance = derive_seed("chance", task.id if self.chance == "task" else seed)
         game = load_game(self.game, {**self.parameters, **task.data.get("parameters", {})}, chance)
@@ -351,17 +357,19 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
 
     @property
     def _in_sentences(self) -> OpenSpiel:
-        """The game for a human: in full sentences, with rules, and without `<think>` tags."""
+        """The settings for a human: full sentences, with the rules and the legal moves, and without `<think>` tags."""
         rules = None if self.rules in RULES else self.rules
         return self.model_copy(
             update={"wording": "full", "rules": rules, "list_moves": True, "thinking": False}
         )
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return a listed move: the `demonstrator`'s or, without one, a random move or a move selected by a hash of the observation.
+        """Return one of the listed legal moves as a demonstration.
 
-        The last two are equally likely. A move selected by a hash demonstrates only the format of a move, but a model that imitates it
-        must read the observation. Raises EpisodeError if `list_moves` is off, because the script has only the information of a player.
+        If there is a `demonstrator`, the move is usually chosen by the demonstrator. Without a `demonstrator`, the move is either a
+        random move or a move selected by a hash of the observation, with equal probability. A move selected by a hash demonstrates
+        only the format of a move, but a model that imitates it must read the observation. Raises EpisodeError if the observation
+        lists no moves (`list_moves`), because the script knows only the observation.
         """
         seen = messages[-1].content if messages else ""
         moves = read_listed(seen)
@@ -385,29 +393,29 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How observations are written, and the penalty for invalid moves."""
+    """How observations are written, and how invalid moves are handled."""
 
     wording: Wording
     view: View
     words: GameText
-    """How observations and moves are written in this wording."""
+    """Functions that convert observations and moves to this wording."""
     list_moves: bool
     forfeit: bool
-    """Whether an invalid move ends the game; if not, a random legal move replaces it."""
+    """Whether an invalid move ends the game. If false, a random legal move replaces an invalid move."""
     penalty: float
     step_rewards: bool
     head: str = ""
-    """The rules, which precede every observation."""
+    """The rules of the game, which precede every observation."""
     move_in: Callable[[str], str | None] = str
-    """A text → its part after thinking; None if thinking stays open."""
+    """A function that takes a text and returns the part after the player's thinking, or None if a `<think>` tag is not closed."""
     colours: Colours | None = None
-    """The player's names for Hanabi's colours; None: OpenSpiel's names."""
+    """The player's names for the colours of Hanabi, or None to use the names of OpenSpiel."""
     last_moves: bool = False
-    """Whether the last move of each player precedes an observation."""
+    """Whether the last move of each player is shown before the observation."""
 
 
 def show(state: Any, player: int, rules: Rules) -> str:
-    """Return a player's observation of a state, and its legal moves if it moves now."""
+    """Return a player's observation of a state. If the player may move, the observation can list its legal moves."""
     game = state.get_game()
     raw = (
         state.information_state_string(player)
@@ -427,18 +435,21 @@ def show(state: Any, player: int, rules: Rules) -> str:
 
 
 def legal_moves(state: Any, player: int, rules: Rules) -> list[str]:
-    """Return the legal moves of a player as text, in OpenSpiel's order of actions."""
+    """Return the legal moves of a player as strings, in the order of OpenSpiel's actions."""
     return [rules.words.move(name) for name in _named_moves(state, player, rules)]
 
 
 def _named_moves(state: Any, player: int, rules: Rules) -> list[str]:
-    """Return the legal moves of a player as OpenSpiel writes them, with the player's names for colours."""
+    """Return the legal moves of a player in OpenSpiel's notation, but with the player's names for colours."""
     names = [state.action_to_string(player, action) for action in state.legal_actions(player)]
     return names if rules.colours is None else [rules.colours.move(name) for name in names]
 
 
 def understand(state: Any, player: int, text: str, rules: Rules) -> int | None:
-    """Return the legal action that a text names, written as in these rules or as in OpenSpiel; None if there is none."""
+    """Return the legal action that a text names, or None if the text names no legal action.
+
+    The move may be written in the wording of `rules` or in OpenSpiel's notation.
+    """
     written = rules.move_in(text)
     if written is None:
         return None
@@ -449,7 +460,10 @@ def understand(state: Any, player: int, text: str, rules: Rules) -> int | None:
 
 
 def _moving(state: Any) -> tuple[int, ...]:
-    """Return the players that move: none at a chance event and at the end, several if moves are simultaneous."""
+    """Return the players that move in a state.
+
+    The result is empty at a chance event and at the end of the game, and contains several players if moves are simultaneous.
+    """
     if state.is_terminal() or state.is_chance_node():
         return ()
     if not state.is_simultaneous_node():
@@ -459,19 +473,19 @@ def _moving(state: Any) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Players:
-    """Which agent or opponent plays each player."""
+    """The assignment of agents and opponents to the players of a game."""
 
     owned: Mapping[str, tuple[int, ...]]
-    """Agent → the players that it plays, numbered from 0."""
+    """Mapping from an agent to the players (numbered from 0) that it plays."""
     opponents: Mapping[int, Choose]
     names: Mapping[int, str] = field(default_factory=dict)
-    """Player → name of the opponent that plays it."""
+    """Mapping from a player to the name of the opponent that plays it."""
     drawn: bool = False
-    """Whether the order is drawn for each episode."""
+    """Whether the assignment is random in each episode."""
 
 
 class GameState(KnowsMoves):
-    """One game from its first move to its end."""
+    """The state of one episode of a game."""
 
     def __init__(
         self,
@@ -487,7 +501,7 @@ class GameState(KnowsMoves):
         self._tally = tally_of(game)
         self._level = level
         self.state = game.new_initial_state()
-        """OpenSpiel's state, including hidden information."""
+        """The state object of OpenSpiel, which includes hidden information."""
         self._players = players
         self._rules = rules
         self._own = own or {}
@@ -502,7 +516,7 @@ class GameState(KnowsMoves):
         self._advance()
 
     def observe(self, agent: str) -> str:
-        """Return the observation of the player for which the agent moves now, or of its first player if it does not move."""
+        """Return the observation of the player for which the agent may move. If the agent may not move, use the agent's first player."""
         owned = self._players.owned[agent]
         player = next((player for player in _moving(self.state) if player in owned), owned[0])
         seen = show(self.state, player, self.rules_of(player))
@@ -511,18 +525,18 @@ class GameState(KnowsMoves):
         return seen
 
     def rules_of(self, player: int) -> Rules:
-        """Return the rules for a player (from 0), which may have its own names for colours or be a human."""
+        """Return the rules for a player (numbered from 0). The rules can differ between players in the names of colours and for a human."""
         return self._own.get(player, self._rules)
 
     def legal(self, agent: str) -> Sequence[str]:
-        """Return the legal moves of the player for which the agent moves now."""
+        """Return the legal moves of the player for which the agent may move, or an empty tuple if the agent may not move."""
         if agent not in self.movers():
             return ()
         player = next(player for player in _moving(self.state) if player in self._players.owned[agent])
         return legal_moves(self.state, player, self._rules)
 
     def movers(self) -> tuple[str, ...]:
-        """Return the agents that move; empty at the end."""
+        """Return the agents that may move, or an empty tuple after the end of the game."""
         if self._forfeited:
             return ()
         moving = [player for player in _moving(self.state) if player not in self._players.opponents]
@@ -531,9 +545,11 @@ class GameState(KnowsMoves):
         )
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Make the moves that the texts name; raise EpisodeError unless exactly the movers moved.
+        """Make the moves that the texts name, and return the rewards.
 
-        An invalid move receives the penalty at once.
+        Raises EpisodeError if the agents that act are not exactly the movers.
+
+        The penalty for an invalid move is given immediately.
         """
         need_movers(actions, self.movers())
         charged: Counter[str] = Counter()
@@ -574,7 +590,7 @@ class GameState(KnowsMoves):
             self.state.apply_action(next(iter(joint.values())))
 
     def _advance(self) -> None:
-        """Draw chance events and let opponents move until an agent's turn or the end of the game."""
+        """Sample chance events and make the moves of opponents until an agent may move or the game ends."""
         while not self.state.is_terminal():
             if self.state.is_chance_node():
                 actions, chances = zip(*self.state.chance_outcomes(), strict=True)
@@ -586,7 +602,7 @@ class GameState(KnowsMoves):
                 self._move({player: self._players.opponents[player](self.state, player) for player in moving})
 
     def _returns(self) -> list[float]:
-        """Return each player's total reward; see `OpenSpiel.invalid` for forfeited games."""
+        """Return the total reward of each player. The setting `OpenSpiel.invalid` describes the rewards of forfeited games."""
         returns = [float(value) for value in self.state.returns()]
         lost, count = len(self._forfeited), self._game.num_players()
         if not lost:
@@ -599,14 +615,17 @@ class GameState(KnowsMoves):
         return [least if player in self._forfeited else returns[player] for player in range(count)]
 
     def _add_rewards(self) -> None:
-        """Add the new rewards of the players to their agents, which receive them with their next move."""
+        """Add new rewards of the players to the pending rewards of their agents. Agents receive pending rewards with their next move."""
         returns = self._returns()
         for agent, owned in self._players.owned.items():
             self._pending[agent] += sum(returns[player] - self._paid[player] for player in owned) / len(owned)
         self._paid = returns
 
     def outcome(self) -> Outcome:
-        """Return the remaining rewards; in a common-payoff game, `success` is the score divided by the greatest score."""
+        """Return the outcome with the rewards that have not been given yet.
+
+        In a common-payoff game, `success` is the score divided by the maximum score.
+        """
         returns = self._returns()
         self._add_rewards()
         together = self._game.get_type().utility.name == "IDENTICAL"
@@ -635,7 +654,10 @@ class GameState(KnowsMoves):
         )
 
     def _measured(self, returns: Sequence[float], *, together: bool) -> Mapping[str, Json]:
-        """Return the measures of this game; an agent's value is the sum over its players or, for shares, their mean."""
+        """Return the measurements of this game for `info`.
+
+        The value of an agent is the sum over its players or, for fractions, the mean over its players.
+        """
         owned = self._players.owned
         found: dict[str, Json] = {} if self._level is None else {"level": self._level}
         found["lost_by_form"] = {

@@ -1,6 +1,6 @@
-"""OpenSpiel's games by name, with presets from the literature, rules, and opponents that are not agents.
+"""Games of OpenSpiel by name, with presets from the literature, their rules, and opponents that are not agents.
 
-OpenSpiel (1908.09453) is an optional package; it is imported when the first game is loaded.
+OpenSpiel (arXiv:1908.09453) is an optional package, which is imported when the first game is loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kapelle.errors import AbsentPackage, ConfigError, did_you_mean
 from kapelle.settings.base import Settings
 
 Value = bool | int | float | str
-"""A parameter of a game."""
+"""The type of a game parameter."""
 
 PRESETS: Mapping[str, tuple[str, Mapping[str, Value]]] = {
     "hanabi_very_small": (
@@ -35,14 +35,14 @@ PRESETS: Mapping[str, tuple[str, Mapping[str, Value]]] = {
     ),
     "hanabi_full": ("hanabi", {}),
 }
-"""Sizes of Hanabi as in 1902.00506; `players` (2 to 5) and any other parameter can also be set."""
+"""Presets for the sizes of Hanabi in arXiv:1902.00506. The parameter `players` (2 to 5) and all other parameters can still be set."""
 
 MOST_NODES = 500_000
-"""Maximum number of nodes of a game that is passed to OpenSpiel's solvers."""
+"""The maximum number of nodes of a game that is passed to OpenSpiel's solvers."""
 
 
 def spiel() -> Any:
-    """Return OpenSpiel's module; raise ConfigError if it is not installed."""
+    """Import and return the module of OpenSpiel. Raises ConfigError if OpenSpiel is not installed."""
     try:
         import pyspiel
     except ImportError as error:
@@ -54,11 +54,11 @@ def spiel() -> Any:
 
 
 def load_game(name: str, parameters: Mapping[str, Value], seed: int = 0) -> Any:
-    """Return a game by its name in OpenSpiel or the name of a preset.
+    """Return the game with the given name in OpenSpiel or the given preset name.
 
-    Any name may contain parameters as OpenSpiel writes them, such as `kuhn_poker(players=3)`; `parameters` override them. `seed`
-    affects games in which OpenSpiel itself samples chance. Raises ConfigError for an unknown game or parameter, with the closest
-    known names, and for invalid combinations of parameters.
+    The name may contain parameters in OpenSpiel's notation, such as `kuhn_poker(players=3)`. The argument `parameters` overrides
+    them. `seed` affects only games in which OpenSpiel itself samples chance events. Raises ConfigError for invalid combinations of
+    parameters, and for an unknown game or parameter; the message then suggests the closest known name.
     """
     try:
         written = spiel().game_parameters_from_string(name)
@@ -97,9 +97,9 @@ def _kinds() -> Mapping[str, Any]:
 
 
 def walk(game: Any, most: int = MOST_NODES) -> Iterator[Any]:
-    """Yield every state in which a player moves, once for each history; `in_turns` describes simultaneous moves.
+    """Yield every state in which a player moves, once for each history. Simultaneous moves are converted to turns (`in_turns`).
 
-    Raises ConfigError for games in which chance is sampled or that have more than `most` nodes.
+    Raises ConfigError if OpenSpiel samples the chance events of the game or the game has more than `most` nodes.
     """
     check_walkable(game)
     game = in_turns(game)
@@ -118,7 +118,7 @@ def walk(game: Any, most: int = MOST_NODES) -> Iterator[Any]:
 
 
 def check_walkable(game: Any) -> None:
-    """Raise ConfigError for games in which OpenSpiel samples chance events."""
+    """Raise ConfigError if OpenSpiel samples the chance events of the game."""
     if game.get_type().chance_mode == spiel().GameType.ChanceMode.SAMPLED_STOCHASTIC:
         raise ConfigError(
             f"OpenSpiel samples the chance events of {game}, so it cannot be solved exactly. Use kuhn_poker, leduc_poker, tiny_hanabi or "
@@ -127,16 +127,17 @@ def check_walkable(game: Any) -> None:
 
 
 PROBES, ABOVE, FACTOR = 16, 4, 1000
-"""Number of random games in `check_size`, how many of them must exceed the bound to reject a game, and by which factor."""
+"""Constants of `check_size`: the number of random games, the number of them that must exceed the bound before a game is rejected, and
+the factor by which they must exceed it."""
 
 
 def check_size(game: Any, most: int) -> None:
-    """Raise ConfigError if a game's tree almost certainly has more than `most` nodes, without walking the tree.
+    """Raise ConfigError if the tree of a game almost certainly has more than `most` nodes. The tree is not enumerated.
 
     A random game with b₁, b₂, … legal moves gives the unbiased estimate 1 + b₁ + b₁b₂ + … of the number of nodes (Knuth 1975,
-    "Estimating the efficiency of backtrack programs"). By Markov's inequality, such an estimate exceeds c times the true number with
-    probability below 1/c. A game that fits is therefore rejected with probability below C(16, 4) / 1000⁴ = 2e-9. A game that is too
-    large may pass.
+    "Estimating the efficiency of backtrack programs"). By Markov's inequality, such an estimate exceeds c times the true number
+    with probability below 1/c. A game that fits is therefore rejected with probability below C(16, 4) / 1000⁴ = 2e-9. A game that
+    is too large may pass the check.
     """
     draw, above = random.Random(0), 0
     for _ in range(PROBES):
@@ -152,22 +153,28 @@ def check_size(game: Any, most: int) -> None:
 
 
 def in_turns(game: Any) -> Any:
-    """Return a game in which simultaneous moves are made in succession and stay hidden until all are made; return other games unchanged.
+    """Convert a game with simultaneous moves to a game in which these moves are made one after another.
 
-    All players have the same information as in the game itself, so values and equilibria are the same.
+    Other games are returned unchanged.
+
+    Each move stays hidden until all simultaneous moves are made. All players therefore have the same information as in the original
+    game, and values and equilibria are the same.
     """
     simultaneous = game.get_type().dynamics == spiel().GameType.Dynamics.SIMULTANEOUS
     return spiel().convert_to_turn_based(game) if simultaneous else game
 
 
 def as_played(game: Any, state: Any) -> Any:
-    """Return the state of the game itself that corresponds to a state of `in_turns(game)`: the state before all simultaneous moves."""
+    """Return the state of the original game that corresponds to a state of `in_turns(game)`.
+
+    The returned state is the state before all simultaneous moves.
+    """
     simultaneous = game.get_type().dynamics == spiel().GameType.Dynamics.SIMULTANEOUS
     return state.simultaneous_game_state() if simultaneous else state
 
 
 def too_large(game: Any, most: int) -> ConfigError:
-    """Return the error for a game with more than `most` nodes in its tree."""
+    """Return the error for a game whose tree has more than `most` nodes."""
     return ConfigError(
         f"The game {game} has more than {most} nodes, which is too many to solve exactly. Choose a smaller game, "
         "or the opponents `random` or `mcts`."
@@ -179,12 +186,12 @@ def too_large(game: Any, most: int) -> ConfigError:
 
 @cache
 def _rules() -> Mapping[str, Mapping[str, str]]:
-    """Return game → `full` and `short` rules."""
+    """Return a mapping from the name of a game to its rules in the lengths `full` and `short`."""
     return tomllib.loads((files(__package__) / "rules.toml").read_text("utf-8"))
 
 
 def rules_of(game: Any) -> tuple[str, str]:
-    """Return a game's rules in full and in one short sentence; both are `unknown_rules` if the game has no rules here."""
+    """Return the full rules of a game and its rules in one short sentence. If no rules are stored, both are a general description."""
     name, players, has = game.get_type().short_name, game.num_players(), dict(game.get_parameters())
     if "MatrixGame" in type(game).__name__:
         name = "matrix game"
@@ -254,7 +261,7 @@ def rules_of(game: Any) -> tuple[str, str]:
 
 
 def unknown_rules(game: Any) -> str:
-    """Return a description of any game: its name, its number of players, and how results are shared."""
+    """Return a general description of a game: its name, the number of players, and how the results of the players are related."""
     kind = game.get_type()
     shared = {
         "ZERO_SUM": "What one player wins the others lose.",
@@ -273,13 +280,13 @@ def unknown_rules(game: Any) -> str:
 # search therefore raise an error.
 
 Choose = Callable[[Any, int], int]
-"""(state, player) → a legal action."""
+"""A policy as a function that takes (state, player) and returns a legal action."""
 Chances = Mapping[str, Mapping[int, float]]
-"""Information state → legal action → its probability."""
+"""A tabular policy: a mapping from an information state to the probability of each legal action."""
 
 
 class RandomOpponent(Settings):
-    """Draws uniformly from the legal moves."""
+    """An opponent that samples uniformly from the legal moves."""
 
     name: Literal["random"] = "random"
 
@@ -287,27 +294,30 @@ class RandomOpponent(Settings):
         """Accept any game."""
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the policy of one episode."""
+        """Return the policy for one episode."""
         draw = random.Random(seed)
         return lambda state, player: int(draw.choice(state.legal_actions(player)))
 
 
 class ScriptedOpponent(Settings):
-    """Plays the first of its listed moves that is legal; if none is legal, it plays the first legal move."""
+    """An opponent that makes the first legal move in a list.
+
+    If no listed move is legal, the opponent makes the first legal move of the game.
+    """
 
     name: Literal["scripted"] = "scripted"
     moves: Annotated[
         tuple[str, ...],
         BeforeValidator(lambda value: value.split("|") if isinstance(value, str) else value),
     ] = ()
-    """Moves in order of preference, as OpenSpiel writes them (brackets and letter case are ignored), or a single string with `|`
-    between moves. Illegal moves are skipped."""
+    """The moves in order of preference, in OpenSpiel's notation (brackets and letter case are ignored), or a single string in which
+    the moves are separated by `|`. Illegal moves are skipped."""
 
     def check(self, game: Any) -> None:
         """Accept any game."""
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the policy of one episode."""
+        """Return the policy for one episode."""
         return self._choose
 
     def _choose(self, state: Any, player: int) -> int:
@@ -318,12 +328,12 @@ class ScriptedOpponent(Settings):
 
 
 class _OnlyHanabi(Settings):
-    """Base class of the Hanabi players."""
+    """Base class of scripted Hanabi players."""
 
     name: Literal["hanabi"] = "hanabi"
 
     def check(self, game: Any) -> None:
-        """Raise ConfigError for any game but Hanabi."""
+        """Raise ConfigError if the game is not Hanabi."""
         if game.get_type().short_name != "hanabi":
             raise ConfigError(
                 f"The player `hanabi` supports only Hanabi, but the game is {game}. Choose another opponent, or remove `demonstrator`."
@@ -331,33 +341,33 @@ class _OnlyHanabi(Settings):
 
 
 class Demonstrator(_OnlyHanabi):
-    """Gives demonstrations for a warm-up in Hanabi: the moves of the careful scripted player, mixed with random moves."""
+    """A demonstrator for a warm-up in Hanabi, which makes the moves of the careful scripted player, mixed with random moves."""
 
     slips: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Share of its moves that are drawn uniformly from the legal moves."""
+    """The fraction of moves that are sampled uniformly from the legal moves."""
 
 
 class HanabiOpponent(_OnlyHanabi):
-    """Plays Hanabi by simple rules from its own observation: `environments.openspiel.hanabi.choose`."""
+    """An opponent that plays Hanabi by simple rules from its own observation (`environments.openspiel.hanabi.choose`)."""
 
     bold: bool = False
-    """Whether it also plays a hinted card that may fit, as long as a mistake does not end the game."""
+    """Whether the opponent also plays a hinted card that may fit, as long as a mistake does not end the game."""
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the policy of one episode."""
+        """Return the policy for one episode."""
         draw = random.Random(seed)
         return lambda state, player: choose(state, player, draw, bold=self.bold)
 
 
 class TreeSearchOpponent(Settings):
-    """Monte Carlo tree search with random rollouts (UCT), for games with perfect information."""
+    """An opponent that uses Monte Carlo tree search with random rollouts (UCT), for games with perfect information."""
 
     name: Literal["mcts"] = "mcts"
     simulations: int = Field(default=100, ge=1)
-    """Number of simulated games for one move."""
+    """The number of simulated games per move."""
 
     def check(self, game: Any) -> None:
-        """Raise ConfigError for games with hidden information or simultaneous moves, which the search would see."""
+        """Raise ConfigError if the game has hidden information or simultaneous moves, because the search would use hidden information."""
         kind, types = game.get_type(), spiel().GameType
         if (
             kind.information != types.Information.PERFECT_INFORMATION
@@ -368,7 +378,7 @@ class TreeSearchOpponent(Settings):
             )
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the policy of one episode."""
+        """Return the policy for one episode."""
         evaluator = spiel().RandomRolloutEvaluator(n_rollouts=1, seed=seed % 2**31)
         exploration, megabytes = 2.0, 64
         bot = spiel().MCTSBot(
@@ -378,30 +388,30 @@ class TreeSearchOpponent(Settings):
 
 
 class RegretOpponent(Settings):
-    """The average policy of counterfactual regret minimisation, CFR+ (1407.5042), in a small game."""
+    """An opponent that plays the average policy of counterfactual regret minimisation (CFR+, arXiv:1407.5042) in a small game."""
 
     name: Literal["cfr"] = "cfr"
     iterations: int = Field(default=200, ge=1)
-    """Number of iterations of the solver, which runs once per process."""
+    """The number of iterations of the solver, which runs once per process."""
 
     def check(self, game: Any) -> None:
-        """Raise ConfigError for a game that cannot be enumerated."""
+        """Raise ConfigError if the game cannot be enumerated."""
         check_solvable(game, self.name)
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the policy of one episode; the first call in a process solves the game."""
+        """Return the policy for one episode. The first call in a process solves the game."""
         return play_table(regret_policy(str(game), self.iterations), seed)
 
 
 class EquilibriumOpponent(Settings):
-    """A Nash equilibrium of a small zero-sum game of two players, up to a given NashConv."""
+    """An opponent that plays an approximate Nash equilibrium of a small zero-sum game with two players."""
 
     name: Literal["nash"] = "nash"
     tolerance: float = Field(default=0.01, gt=0)
-    """Largest NashConv that is accepted: the total gain of both players by deviating, in units of utility."""
+    """The maximum NashConv of the equilibrium: the total gain of both players from deviating, in units of utility."""
 
     def check(self, game: Any) -> None:
-        """Raise ConfigError unless the game is zero-sum, has two players and can be enumerated."""
+        """Raise ConfigError if the game is not a zero-sum game with two players or cannot be enumerated."""
         check_solvable(game, self.name)
         if game.num_players() != 2 or game.get_type().utility != spiel().GameType.Utility.ZERO_SUM:
             raise ConfigError(
@@ -409,7 +419,7 @@ class EquilibriumOpponent(Settings):
             )
 
     def open(self, game: Any, seed: int) -> Choose:
-        """Return the policy of one episode; the first call in a process solves the game."""
+        """Return the policy for one episode. The first call in a process solves the game."""
         return play_table(equilibrium(str(game), self.tolerance), seed)
 
 
@@ -426,16 +436,16 @@ Opponent = Annotated[
     Field(discriminator="name"),
     BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
 ]
-"""Settings of an opponent: only its name, or `{name: mcts, simulations: 200}`."""
+"""Settings of an opponent: either its name, or a mapping such as `{name: mcts, simulations: 200}`."""
 
 
 _OPPONENT: TypeAdapter[Opponent] = TypeAdapter(Opponent)
 
 
 def opponent_named(player: str) -> Opponent:
-    """Return an opponent by name, optionally with settings in brackets: `nash`, `mcts(simulations=200)`.
+    """Return an opponent by name, optionally with settings in brackets, such as `nash` or `mcts(simulations=200)`.
 
-    Raises ConfigError for an unknown name or setting, a value without a name, or a bracket that is not closed.
+    Raises ConfigError for an unknown name or setting, for a value without the name of a setting, and for an unclosed bracket.
     """
     known = {kind.model_fields["name"].default: kind for kind in get_args(_Kind)}
     name = re.split(r"[()]", player)[0].strip()
@@ -462,7 +472,7 @@ def opponent_named(player: str) -> Opponent:
 
 
 def check_solvable(game: Any, opponent: str) -> None:
-    """Raise ConfigError unless the game has information states and few enough histories."""
+    """Raise ConfigError if the game has no information states or too many histories."""
     if not game.get_type().provides_information_state_string:
         raise ConfigError(
             f"The opponent `{opponent}` needs information states, but OpenSpiel has none for {game}. Use `random`."
@@ -472,16 +482,17 @@ def check_solvable(game: Any, opponent: str) -> None:
 
 @cache
 def count_decisions(written: str) -> int:
-    """Return the number of histories of a game in which a player moves; raise ConfigError if there are too many.
+    """Return the number of histories of a game in which a player moves. Raises ConfigError if there are too many.
 
-    The game is given as OpenSpiel writes it, including parameters, because OpenSpiel's objects cannot be compared for equality.
+    The game is given as a string in OpenSpiel's notation, including parameters, because game objects of OpenSpiel cannot be
+    compared for equality.
     """
     return sum(1 for _ in walk(spiel().load_game(written)))
 
 
 @cache
 def regret_policy(written: str, iterations: int) -> Chances:
-    """Return the average policy after this many iterations of CFR+; the result is cached."""
+    """Return the average policy of CFR+ after the given number of iterations. The result is cached."""
     solver = spiel().CFRPlusSolver(in_turns(spiel().load_game(written)))
     for _ in range(iterations):
         solver.evaluate_and_update_policy()
@@ -490,7 +501,7 @@ def regret_policy(written: str, iterations: int) -> Chances:
 
 @cache
 def equilibrium(written: str, tolerance: float) -> Chances:
-    """Return a policy with a NashConv of at most `tolerance`; the result is cached.
+    """Return a policy with a NashConv of at most `tolerance`. The result is cached.
 
     Raises ConfigError if 20,000 iterations of CFR+ do not reach this NashConv.
     """
@@ -509,14 +520,14 @@ def equilibrium(written: str, tolerance: float) -> Chances:
 
 
 def _table(written: str, solver: Any) -> Chances:
-    """Return a solver's average policy as plain numbers, which outlive the solver."""
+    """Return the average policy of a solver as a dictionary of numbers, which does not depend on the solver object."""
     policy = solver.average_policy()
     keys = {state.information_state_string() for state in walk(spiel().load_game(written))}
     return {key: dict(policy.action_probabilities(key)) for key in sorted(keys)}
 
 
 def play_table(chances: Chances, seed: int) -> Choose:
-    """Return a policy that draws its moves from a table's probabilities."""
+    """Return a policy that samples its moves from the probabilities in a tabular policy."""
     draw = random.Random(seed)
 
     def choose(state: Any, player: int) -> int:

@@ -1,6 +1,6 @@
-"""Hanabi: the parsed observation of a player, and a scripted player.
+"""Hanabi: a parser for the observation of a player, and a scripted player.
 
-All functions read only the observation string that OpenSpiel gives the player that moves (1902.00506). A scripted player
+All functions read only the observation string that OpenSpiel gives to the player that moves (arXiv:1902.00506). A scripted player
 therefore never knows its own cards.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 COLORS = "RYGWB"
-"""The colours in OpenSpiel's order."""
+"""The letters of the colours, in OpenSpiel's order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a Hanabi game or, for several games, the largest value of each size."""
+    """The sizes of a Hanabi game. For several games, each size is the maximum over the games."""
 
     colors: int
     ranks: int
@@ -28,7 +28,7 @@ class Sizes:
 
 
 def sizes_of(games: Sequence[Any]) -> Sizes:
-    """Return sizes that are large enough for all of these OpenSpiel games."""
+    """Return sizes that are large enough for all of the given OpenSpiel games."""
     found = []
     for game in games:
         has = dict(game.get_parameters())
@@ -41,55 +41,56 @@ def sizes_of(games: Sequence[Any]) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card in a hand."""
+    """A card in a player's hand."""
 
     face: str
-    """The card, such as `R1`; `XX` in the player's own hand."""
+    """The card, such as `R1`, or `XX` for a card in the player's own hand."""
     told: str
-    """What hints have revealed: the rank (`X1`), the colour (`RX`) or nothing (`XX`)."""
+    """What hints have revealed about the card: its rank (`X1`), its colour (`RX`) or nothing (`XX`)."""
     colors: str
-    """The colours that the hints allow."""
+    """The colours that are possible for the card according to the hints."""
     ranks: str
-    """The ranks that the hints allow."""
+    """The ranks that are possible for the card according to the hints."""
 
     def fits(self, fireworks: Mapping[str, int]) -> bool:
-        """Return whether every card that this card may be fits."""
+        """Return whether the card can certainly be played: all cards that it may be fit on the fireworks."""
         return all(fireworks[color] == int(rank) - 1 for color in self.colors for rank in self.ranks)
 
     def may_fit(self, fireworks: Mapping[str, int]) -> bool:
-        """Return whether at least one card that this card may be fits."""
+        """Return whether the card can possibly be played: at least one card that it may be fits on the fireworks."""
         return any(fireworks[color] == int(rank) - 1 for color in self.colors for rank in self.ranks)
 
     @property
     def known(self) -> float:
-        """Share of the card's two properties that are known: 0, ½ or 1."""
+        """The fraction of the card's two properties that are known: 0, 0.5 or 1."""
         return ((len(self.colors) == 1) + (len(self.ranks) == 1)) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A player's observation."""
+    """A parsed observation of a player."""
 
     lives: str
     hints: str
     fireworks: str
     hands: tuple[tuple[str, ...], ...]
-    """The player's own hand, then the hands of the following players; a card is `face || hinted|possible`."""
+    """The player's own hand, followed by the hands of the other players in turn order. A card has the format `face ||
+    hinted|possible`."""
     deck: str
     discards: str
 
     @property
     def stacks(self) -> Mapping[str, int]:
-        """Colour → the rank on top of its firework; 0 if it is empty."""
+        """Mapping from a colour to the rank of the top card of its firework, or 0 if the firework is empty."""
         return {stack[0]: int(stack[1:]) for stack in self.fireworks.split()}
 
     def cards(self, player: int) -> list[Card]:
-        """Return the hand of the player who moves this many turns after the observing player."""
+        """Return the hand of the player that moves `player` turns after the observing player."""
         return [read_card(written) for written in self.hands[player]]
 
 
 def read_card(written: str) -> Card:
-    """Return a card from OpenSpiel's notation."""
+    """Parse a card in OpenSpiel's notation."""
     face, _, knowledge = written.partition(" || ")
     revealed, _, possible = knowledge.partition("|")
     letters = "".join(sign for sign in possible if sign.isalpha())
@@ -97,7 +98,7 @@ def read_card(written: str) -> Card:
 
 
 def read_table(raw: str) -> Table:
-    """Return a player's observation from OpenSpiel's string."""
+    """Parse a player's observation string from OpenSpiel."""
     head, _, rest = raw.partition("Hands:\n")
     body, _, tail = rest.partition("Deck size:")
     values = dict(line.split(":", 1) for line in head.strip().splitlines())
@@ -117,7 +118,7 @@ def read_table(raw: str) -> Table:
 
 
 class Colours:
-    """A player's own names for the colours; the player reads and writes as if these were the game's colours.
+    """A player's own names for the colours. The player reads and writes these names as if they were the colours of the game.
 
     No rule of Hanabi depends on a colour, so the renamed game has the same probability and the same rewards.
     """
@@ -125,19 +126,19 @@ class Colours:
     _RUN = re.compile(r"(?<![A-Za-z])[RYGWB]+(?![a-z])")
 
     def __init__(self, names: Mapping[str, str]) -> None:
-        """Take a mapping from every colour of the game to the player's name for it."""
+        """Take a mapping from every colour of the game to the name that the player uses for it."""
         self._names = str.maketrans(dict(names))
 
     @classmethod
     def drawn(cls, game: Any, seed: int) -> Colours:
-        """Return random names."""
+        """Return random names for the colours of a game."""
         colors = COLORS[: sizes_of([game]).colors]
         names = list(colors)
         random.Random(seed).shuffle(names)
         return cls(dict(zip(colors, names, strict=True)))
 
     def view(self, raw: str) -> str:
-        """Return OpenSpiel's observation string with these names."""
+        """Return an observation string of OpenSpiel in which colours are replaced by the player's names."""
         renamed = self._RUN.sub(lambda run: _in_order(run[0].translate(self._names)), raw)
         # Sort the colours, because their original order would reveal the renaming.
         return re.sub(
@@ -147,12 +148,12 @@ class Colours:
         )
 
     def move(self, raw: str) -> str:
-        """Return a move, as OpenSpiel writes it, with these names."""
+        """Return a move in OpenSpiel's notation in which colours are replaced by the player's names."""
         return re.sub(r"(?<=color )[RYGWB]", lambda color: color[0].translate(self._names), raw)
 
     @staticmethod
     def listed(moves: Sequence[str]) -> list[str]:
-        """Return legal moves in OpenSpiel's order, with colour hints sorted by the player's names."""
+        """Return legal moves in OpenSpiel's order, with colour hints sorted by the player's names for the colours."""
         hints: dict[str, list[str]] = {}
         for move in moves:
             before, found, color = move.partition("color ")
@@ -171,13 +172,13 @@ def _in_order(colors: str) -> str:
 
 
 _SHORT = re.compile(r"L(\d+) I(\d+) D(\d+) F((?:[A-Z][\d-])+) X(\S*) (\S+)")
-"""Matches the line of an observation in the wording `short` or `columns`; see `text`."""
+"""A regular expression for the line of an observation in the wording `short` or `columns`. See the module `text`."""
 
 
 def read_short(seen: str) -> Table:
-    """Return a player's observation from the line that a model reads; raise ValueError if there is no such line.
+    """Parse the line that a model observes. Raises ValueError if the text contains no such line.
 
-    The line does not contain the hints, but shows what each card may be.
+    The line does not contain the hints themselves, but it shows the possible colours and ranks of each card.
     """
     found = _SHORT.search(seen)
     if found is None:
@@ -204,7 +205,7 @@ def read_short(seen: str) -> Table:
 
 
 def choose(state: Any, player: int, draw: random.Random, *, bold: bool) -> int:
-    """Return the action of a simple player; see `advise`."""
+    """Return the action of a simple scripted player. See `advise`."""
     moves = {
         state.action_to_string(player, action).strip("()"): int(action)
         for action in state.legal_actions(player)
@@ -213,11 +214,11 @@ def choose(state: Any, player: int, draw: random.Random, *, bold: bool) -> int:
 
 
 def advise(table: Table, moves: Sequence[str], draw: random.Random, *, bold: bool) -> str:
-    """Return a simple player's move: play a card that fits, else hint at a card that fits, else discard the oldest card.
+    """Return the move of a simple player: play a card that fits, otherwise hint at a card that fits, otherwise discard the oldest card.
 
-    `moves` are the legal moves as OpenSpiel writes them, without brackets. A `bold` player also plays a hinted card that may fit,
-    as long as a mistake does not end the game. A hint goes to the first of the following players who holds a card that fits and
-    does not know this. The hint names the rank of that card, or its colour if the rank is already known.
+    `moves` are the legal moves in OpenSpiel's notation, without brackets. A player with `bold` also plays a hinted card that may
+    fit, as long as a mistake does not end the game. A hint goes to the first of the following players that holds a card that fits
+    and does not know that it fits. The hint names the rank of this card, or the colour of the card if the rank is already known.
     """
     stacks, own = table.stacks, table.cards(0)
     for place, card in enumerate(own):

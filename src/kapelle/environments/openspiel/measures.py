@@ -1,7 +1,7 @@
-"""Measures of games in addition to their results: the moves of players, and their knowledge at each move.
+"""Measurements of games in addition to their results, such as the moves of players and their knowledge at each move.
 
-`GameState` counts every move before it is made, including opponents' moves, and reports the counts in `Outcome.info`: as a number
-for the game, and as a mapping for its agents. Training and evaluations log each count as the metric `info/<name>` or
+`GameState` counts every move before it is made, including the moves of opponents, and reports the counts in `Outcome.info`: as a
+number for the game, and as a mapping for its agents. Training and evaluations log each count as the metric `info/<name>` or
 `info/<name>/<agent>`.
 """
 
@@ -14,26 +14,26 @@ from typing import Any, Protocol
 from kapelle.environments.openspiel.hanabi import read_table
 
 Found = tuple[Mapping[str, float], Mapping[str, Mapping[int, float]]]
-"""Measures of the game by name, and measures of each player (from 0) by name."""
+"""The measurements of a game, by name, and the measurements of each player (numbered from 0), by name."""
 
 
 class GameTally(Protocol):
-    """Counts in one game."""
+    """A protocol for objects that measure one game."""
 
     shares: frozenset[str]
-    """Names of counts that are averaged over the players of one agent; all other counts are summed."""
+    """The names of measurements that are averaged over the players of an agent. All other measurements are summed."""
 
     def note(self, state: Any, player: int, action: int) -> None:
-        """Count a move before it is made."""
+        """Record a move before it is made."""
         ...
 
     def found(self, state: Any) -> Found:
-        """Return the measures of the game as it is now."""
+        """Return the measurements of the game in its current state."""
         ...
 
 
 def tally_of(game: Any) -> GameTally:
-    """Return the object that computes the measures of a game."""
+    """Return an object that computes the measurements of a game."""
     match game.get_type().short_name:
         case "hanabi":
             return HanabiTally()
@@ -44,7 +44,7 @@ def tally_of(game: Any) -> GameTally:
 
 
 class MoveTally:
-    """Counts moves, in any game."""
+    """Counts the moves of any game."""
 
     shares: frozenset[str] = frozenset()
 
@@ -52,16 +52,16 @@ class MoveTally:
         self._moves = 0
 
     def note(self, state: Any, player: int, action: int) -> None:
-        """See `GameTally`."""
+        """Record a move. See `GameTally`."""
         self._moves += 1
 
     def found(self, state: Any) -> Found:
-        """Return the number of moves, including those of opponents."""
+        """Return the number of moves, including the moves of opponents."""
         return {"made": float(self._moves)}, {}
 
 
 class PokerTally:
-    """Kuhn and Leduc poker: the pot, each player's bet, and how often it raised and folded."""
+    """Measures Kuhn poker and Leduc poker: the pot, the bet of each player, and the number of times that each player raised or folded."""
 
     shares: frozenset[str] = frozenset()
 
@@ -72,7 +72,7 @@ class PokerTally:
         self._folded: Counter[int] = Counter()
 
     def note(self, state: Any, player: int, action: int) -> None:
-        """See `GameTally`."""
+        """Record a move. See `GameTally`."""
         self._moves += 1
         bets = self._antes(state)
         highest = max(bets.values())
@@ -92,7 +92,7 @@ class PokerTally:
                 self._folded[player] += 1
 
     def found(self, state: Any) -> Found:
-        """Return the pot and the players' parts of it, in chips."""
+        """Return the pot and the bet of each player in chips, and the counts of moves, raises and folds."""
         bets = self._antes(state)
         game = {"made": float(self._moves), "pot": sum(bets.values())}
         return game, {"bet": bets, "raised": self._raised, "folded": self._folded}
@@ -103,7 +103,7 @@ class PokerTally:
 
 
 class HanabiTally:
-    """Hanabi: the stacks, lives and hints left, and each player's moves and knowledge."""
+    """Measures Hanabi: the stacks, the remaining lives and hints, and the moves and knowledge of each player."""
 
     shares = frozenset({"knowledge"})
 
@@ -114,7 +114,7 @@ class HanabiTally:
         self._knowledge: dict[int, list[float]] = {}
 
     def note(self, state: Any, player: int, action: int) -> None:
-        """See `GameTally`."""
+        """Record a move. See `GameTally`."""
         written = state.action_to_string(player, action).strip("()").split()
         table = read_table(state.observation_string(player))
         own = table.cards(0)
@@ -135,7 +135,7 @@ class HanabiTally:
             self._did["discarded" if written[0] == "Discard" else "hinted"][player] += 1
 
     def found(self, state: Any) -> Found:
-        """See `GameTally`."""
+        """Return the measurements. See `GameTally`."""
         table = read_table(state.observation_string(0))
         game = {
             "score": float(sum(table.stacks.values())),

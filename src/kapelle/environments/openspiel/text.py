@@ -1,7 +1,8 @@
-"""Observations and moves of OpenSpiel games as text, in three wordings.
+"""Convert observations and moves of OpenSpiel games to text, in three wordings.
 
-`full` consists of a few lines for a language model. `short` is one line of few bytes. `columns`, for Hanabi, is one line in which
-every fact has a fixed position. All wordings contain exactly the player's information state or observation string from OpenSpiel.
+The wording `full` consists of a few lines for a language model. The wording `short` is a single short line. The wording `columns`,
+for Hanabi, is one line in which every fact has a fixed position. All wordings contain exactly the information in the player's
+information state string or observation string of OpenSpiel.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ Wording = Literal["full", "short", "columns"]
 View = Literal["information", "observation"]
 
 Show = Callable[[str], str]
-"""A player's string as OpenSpiel writes it → what the player reads."""
+"""A function that takes a player's string in OpenSpiel's notation and returns the text that the player reads."""
 
 Move = Callable[[str], str]
-"""A move as OpenSpiel writes it → the move as players write it."""
+"""A function that takes a move in OpenSpiel's notation and returns the move as players write it."""
 
 
 def plain_view(raw: str) -> str:
-    """Return the string without spaces at line ends; spaces inside a line are kept, because they may be part of a board."""
+    """Remove the spaces at the ends of lines. Spaces inside a line are kept, because they may be part of a board."""
     return "\n".join(line.rstrip() for line in raw.strip("\n").splitlines())
 
 
 def one_line(raw: str) -> str:
-    """Return the string on one line, with `/` between the original lines."""
+    """Join the lines of a string into one line, separated by `/`."""
     return "/".join(plain_view(raw).splitlines())
 
 
@@ -38,7 +39,7 @@ _WHOSE = re.compile(r"\[P[0-9]+\]")
 
 
 def plain_move(raw: str) -> str:
-    """Return a move without outer brackets, punctuation at its ends and the player's name."""
+    """Return a move without the player's name, outer brackets and punctuation at its ends."""
     text = _WHOSE.sub("", raw, count=1).strip(" ,;")
     return text[1:-1] if text.startswith("(") and text.endswith(")") else text
 
@@ -115,11 +116,11 @@ def _hanabi_short(raw: str) -> str:
 
 
 def hanabi_columns(games: Sequence[Any]) -> Show:
-    """Return the wording of Hanabi in which every fact has the position that it has in the largest of these games.
+    """Return a function that writes observations of Hanabi in which every fact has a fixed position in all of the games.
 
-    `L3 I2 D04 FR0Y1 X012000 R.1..,.Y123;R2=RY.23,R2=RY123` contains the lives, hints, deck, fireworks, how many copies of each card
-    were discarded (one colour after another), and the hands, starting with the player's own. A dot stands for a colour or rank that a
-    card cannot have, or for a missing card.
+    For example, `L3 I2 D04 FR0Y1 X012000 R.1..,.Y123;R2=RY.23,R2=RY123` contains the lives, the hints, the deck size, the
+    fireworks, the number of discarded copies of each card (one colour after another), and the hands, beginning with the player's
+    own hand. A dot stands for a colour or rank that a card cannot have, or for a missing card.
     """
     sizes = sizes_of(games)
     colors = COLORS[: sizes.colors]
@@ -150,20 +151,24 @@ def hanabi_columns(games: Sequence[Any]) -> Show:
 
 
 def _hanabi_move(raw: str) -> str:
-    """Return `P0` for play, `D1` for discard, `1R` for a hint at colour R to the next player, `23` for rank 3 to the one after."""
+    """Return a Hanabi move in short form.
+
+    `P0` plays card 0, `D1` discards card 1, `1R` hints at colour R to the next player, and `23` hints at rank 3 to the player after
+    the next.
+    """
     words = plain_move(raw).split()
     return f"{words[2][1:]}{words[-1]}" if words[0] == "Reveal" else f"{words[0][0]}{words[1]}"
 
 
 def open_words(short: str) -> str:
-    """Return a Hanabi move as OpenSpiel writes it, given the short form from `_hanabi_move`."""
+    """Convert a Hanabi move from the short form of `_hanabi_move` to OpenSpiel's notation."""
     if short[0] in "PD":
         return f"{'Play' if short[0] == 'P' else 'Discard'} {short[1:]}"
     return f"Reveal player +{short[:-1]} {'rank' if short[-1].isdigit() else 'color'} {short[-1]}"
 
 
 def _tiny_move(raw: str) -> str:
-    """Return `a1` for OpenSpiel's `p0a1`."""
+    """Return a move without the player. For example, `p0a1` becomes `a1`."""
     return f"a{raw.partition('a')[2]}"
 
 
@@ -174,7 +179,7 @@ def _tiny_short(raw: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GameText:
-    """How one game's observations and moves are written as text."""
+    """Functions that write the observations and moves of a game as text."""
 
     view: Show = plain_view
     move: Move = plain_move
@@ -195,7 +200,10 @@ _SHORT: Mapping[tuple[str, View], GameText] = {
 
 
 def words_of(games: Sequence[Any], wording: Wording, view: View) -> GameText:
-    """Return the text of a game and its levels, which are all the same kind of game; the default is OpenSpiel's own text."""
+    """Return the functions that write the observations and moves of a game in a wording. The default is OpenSpiel's own text.
+
+    `games` contains the game and its levels, which must be of the same kind.
+    """
     key = (games[0].get_type().short_name, view)
     if wording == "columns":
         return GameText(hanabi_columns(games), _hanabi_move)
@@ -205,15 +213,15 @@ def words_of(games: Sequence[Any], wording: Wording, view: View) -> GameText:
 
 
 def normal(text: str) -> str:
-    """Return a move in the form in which moves are compared: its last line, without whitespace and punctuation at its ends."""
+    """Normalise a move for comparison: return its last line without whitespace and punctuation at its ends."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return plain_move(" ".join(lines[-1].split()).strip("`\"'.*")) if lines else ""
 
 
 def match(text: str, moves: Sequence[Sequence[str]]) -> int | None:
-    """Return the index of the move that a text names; None if it names no move or several moves.
+    """Return the index of the move that a text names, or None if the text names no move or several moves.
 
-    Each move is given by its names. Letter case matters only if two moves differ in nothing else.
+    Each move is given by a sequence of names. Letter case matters only if two moves differ in nothing else.
     """
     written = normal(text)
     found = [k for k, names in enumerate(moves) if written in {normal(name) for name in names}]
@@ -227,11 +235,11 @@ _LISTED = re.compile(r"<(.*)>")
 
 
 def listed(moves: Sequence[str]) -> str:
-    """Return a list of legal moves as text."""
+    """Return a list of legal moves as a string."""
     return f"<{' | '.join(moves)}>"
 
 
 def read_listed(text: str) -> list[str]:
-    """Return the moves in the last list of a text; empty if there is no list."""
+    """Return the moves in the last list of a text, or an empty list if the text contains no list of moves."""
     found = _LISTED.findall(without_tags(text))
     return found[-1].split(" | ") if found else []

@@ -1,1 +1,1 @@
-"""Processes of external programs: one per episode, started by a command or forked from a process that has done all imports."""
+"""Processes of external programs, one per episode, which are started by a command or forked from a process with all imports done."""

@@ -1,12 +1,12 @@
-"""Runs episodes of a program in copies of one process, which has imported the program's packages once.
+"""Run episodes of a program in forked copies of one process, which has already imported the packages of the program.
 
     python forking.py DESCRIPTOR ENTRY      ENTRY is `path/file.py:function` or `module:function`
 
-`processes.ForkServer` starts this file in the program's interpreter, where kapelle may not be installed, so the file needs only the
-standard library. This process forks for each byte that arrives, together with three descriptors, on the socket DESCRIPTOR. Each
-copy has a separate process session, environment variables and output. It imports the program's own modules again, so that episodes
-never share a client object; installed packages stay imported. A copy reports the installed modules that it imported late, so that
-this process also imports them before the next fork.
+`processes.ForkServer` starts this file in the program's interpreter, where kapelle may not be installed, so the file needs only
+the standard library. The process forks for each byte that arrives, together with three descriptors, on the socket DESCRIPTOR.
+Each copy has a separate process session, environment variables and output. A copy imports the program's own modules again, so
+that episodes never share a client object; installed packages stay imported. A copy reports the installed modules that it
+imported after the fork, so that the original process also imports them before the next fork.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 NOTE = struct.Struct("=ci")
-"""Format of the messages on a copy's socket: `p` and the copy's process number, then `c` and its exit code."""
+"""Format of the messages on the socket of a copy. The first message is `p` and the process id of the copy; the last message is
+`c` and its exit code."""
 
 
 def main(descriptor: int, entry: str) -> None:
-    """Import the program, report the result on the socket, and fork until the socket is closed."""
+    """Import the program, report the result on the socket, and fork on request until the socket is closed."""
     requests = socket.socket(fileno=descriptor)
     module, _, name = entry.rpartition(":")
     here = Path.cwd()
@@ -66,7 +67,7 @@ def main(descriptor: int, entry: str) -> None:
 
 
 def find(entry: str) -> Callable[..., Any]:
-    """Import the program's module and return its function."""
+    """Import the module of the program and return the function that runs an episode."""
     module, _, name = entry.rpartition(":")
     if module.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(module).stem, module)
@@ -145,7 +146,10 @@ def kill(copy: int) -> None:
 
 
 def collect(running: dict[int, tuple[socket.socket, int]], known: set[str]) -> None:
-    """Report the exit codes of copies that have ended, and import what they imported late; `known` lists modules already tried."""
+    """Report the exit codes of copies that have exited, and import the installed modules that these copies imported after the fork.
+
+    `known` is the set of modules whose import has already been tried.
+    """
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] not in running:  # this process was started by an import
@@ -169,7 +173,7 @@ def collect(running: dict[int, tuple[socket.socket, int]], known: set[str]) -> N
 
 
 def run_episode(entry: str, control: socket.socket, output: int, job: int) -> None:
-    """Run one episode in this copy, then end the copy."""
+    """Run one episode in this copy, then exit the copy."""
     code = 1
     try:
         os.setsid()
@@ -210,12 +214,15 @@ def run_episode(entry: str, control: socket.socket, output: int, job: int) -> No
 
 
 async def awaited(result: Any) -> Any:
-    """Return the value of an awaitable."""
+    """Return the result of an awaitable."""
     return await result
 
 
 def post(result: Any) -> None:
-    """Post what the function returned: a reward, an answer, or a mapping with more fields; None if it posted its own reward."""
+    """Post the return value of the program's function to the policy server.
+
+    The value is a reward, an answer, or a mapping with more fields; None means that the function has posted its own reward.
+    """
     if result is None:
         return
     if isinstance(result, numbers.Real):

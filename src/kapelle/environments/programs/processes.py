@@ -1,4 +1,4 @@
-"""Processes of external programs, as seen by the event loop of the episodes."""
+"""Start, monitor and stop the processes of external programs from the event loop of the episodes."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from kapelle.runtime.process_tree import kill_group
 from kapelle.types import Json
 
 SHOWN = 500
-"""Maximum number of characters of a failed program's output in messages."""
+"""Maximum number of characters of a failed program's output that a message contains."""
 LAST_S = 1.0
-"""Seconds to read the rest of a program's output after the program has ended."""
+"""Maximum time in seconds for reading the remaining output of a program that has exited."""
 TIDY_S = 2.0
-"""Seconds that a program may take to end after its episode."""
+"""Maximum time in seconds for a program to exit after its episode."""
 KEPT = 64 << 10
 """Maximum number of bytes of a program's output that are kept."""
 IMPORT_S = 600.0
-"""Maximum number of seconds for the imports of `environment.entry`."""
+"""Maximum time in seconds for the imports of `environment.entry`."""
 
 
 class ProgramEnded(EpisodeError):
-    """The program of an episode ended without posting a reward."""
+    """Raised if the program of an episode exited without posting a reward."""
 
 
 class StartedProgram(Protocol):
-    """A program of one episode."""
+    """A running program of one episode."""
 
     @property
     def timed(self) -> bool:
@@ -45,16 +45,16 @@ class StartedProgram(Protocol):
         ...
 
     async def ended(self) -> Outcome | EpisodeError:
-        """Wait until the program ends; return the outcome, or why there is none."""
+        """Wait until the program ends and return the outcome of the episode, or an error if there is no outcome."""
         ...
 
     async def end(self) -> None:
-        """End the program and all its processes."""
+        """Stop the program and all its processes."""
         ...
 
 
 class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
-    """Reports when a process has exited. `Process.wait` also waits for children that share its output."""
+    """A protocol that reports when a process has exited; `Process.wait` also waits for children that share the output of the process."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -75,7 +75,10 @@ class _Exit(asyncio.subprocess.SubprocessStreamProtocol):
 
 
 def _file_with(content: Json) -> BinaryIO:
-    """Return an open file without a name that contains JSON of any size, unlike a pipe or an environment variable."""
+    """Return an open unnamed file with the content as JSON.
+
+    A file is used because, unlike a pipe or an environment variable, it can hold content of any size.
+    """
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     file.write(json.dumps(content, default=str).encode())
     file.seek(0)
@@ -83,7 +86,7 @@ def _file_with(content: Json) -> BinaryIO:
 
 
 class Program:
-    """A process with its own process group, which ends with the episode."""
+    """A process with its own process group, which is stopped at the end of the episode."""
 
     timed = False
 
@@ -94,7 +97,7 @@ class Program:
         output: asyncio.StreamReader,
         release: Callable[[], None],
     ) -> None:
-        """Set the number of the process and its group, its future exit code, its output, and the function that frees its descriptors."""
+        """Set the id of the process and its group, the future of its exit code, its output, and a function that frees its descriptors."""
         self._number, self._exited, self._stream, self._release = number, exited, output, release
         self._output = bytearray()
         self._reading = asyncio.ensure_future(self._read())
@@ -123,7 +126,7 @@ class Program:
         return cls(transport.get_pid(), protocol.exited, protocol.stdout, transport.close)
 
     async def ended(self) -> ProgramEnded:
-        """Wait until the program ends; return why there is no reward."""
+        """Wait until the program exits and return an error that explains why there is no reward."""
         code = await asyncio.shield(self._exited)
         # Child processes may continue after exit code 0, for example if the program is a wrapper. After a failure, they are ignored.
         await asyncio.wait((self._reading,), timeout=None if code == 0 else LAST_S)
@@ -132,7 +135,10 @@ class Program:
         return ProgramEnded(f"The program {how} and posted no reward. Its output: {output or '(nothing)'}")
 
     async def end(self) -> None:
-        """End the program and all its processes; SIGTERM is sent first, so that a container client can end its container."""
+        """Stop the program and all its processes.
+
+        SIGTERM is sent before SIGKILL, so that the client of a container can stop its container.
+        """
         self._signal(signal.SIGTERM)
         await asyncio.wait((self._exited,), timeout=TIDY_S)
         self._signal(signal.SIGKILL)
@@ -153,10 +159,13 @@ class Program:
 
 
 class ForkServer:
-    """A process that has imported a program; it forks for each episode and ends when this process ends, even after `kill -9`."""
+    """A process that has imported a program and forks for each episode.
+
+    The process exits when the current process exits, even after `kill -9`.
+    """
 
     def __init__(self, python: str, entry: str, variables: Mapping[str, str]) -> None:
-        """Set the interpreter, the program's function (`environment.entry`), and the environment variables for the imports."""
+        """Set the interpreter, the function of the program (`environment.entry`), and the environment variables for the imports."""
         self._command, self._entry = [python, forking.__file__], entry
         self._variables = dict(variables)
         self._lock = threading.Lock()
@@ -169,7 +178,7 @@ class ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process and its copies."""
+        """Stop the process and its copies."""
         if self._socket is not None and self._process is not None:
             self._socket.close()
             try:
@@ -179,7 +188,7 @@ class ForkServer:
                 self._process.wait()
 
     def _started(self) -> socket.socket:
-        """Return the socket of the running process; start a process if there is none or if the last one has ended."""
+        """Return the socket of the running process; start a process if there is none or if the last process has exited."""
         with self._lock:
             if self._socket is not None and self._process is not None and self._process.poll() is None:
                 return self._socket
@@ -250,7 +259,7 @@ class ForkServer:
 
 
 async def _noted(reader: asyncio.StreamReader) -> int | None:
-    """Return the next number that arrives on a copy's socket; None if the socket is closed."""
+    """Return the next number that arrives on the socket of a copy, or None if the socket is closed."""
     try:
         return int(forking.NOTE.unpack(await reader.readexactly(forking.NOTE.size))[1])
     except (asyncio.IncompleteReadError, OSError):

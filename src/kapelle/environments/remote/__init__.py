@@ -1,4 +1,4 @@
-"""The environment `remote`, whose tasks, graders and episodes are on environment servers."""
+"""The environment `remote`, whose tasks, graders and episodes run on environment servers."""
 
 from kapelle.environments.remote.environment import Remote
 

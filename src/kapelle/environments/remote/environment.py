@@ -36,28 +36,31 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?):([0-9]{1,5})")
 SPARE_SECONDS = 30.0
-"""Seconds to wait for a response beyond the time limit of the call."""
+"""Additional time in seconds to wait for a response after the time limit of the call."""
 READING_SECONDS = 600.0
-"""Maximum number of seconds in which a server must read the data of a new environment."""
+"""Maximum time in seconds for a server to read the data of a new environment."""
 
 
 class Remote(Settings, Described, Reporting, Reads, OpensStates):
-    """An environment on one or more servers; a run with it equals a run with the environment in this process.
+    """An environment on one or more servers.
 
-    `connect` reads which environment the servers hold. Afterwards, `offered` contains the capabilities of that environment.
+    A run with this environment gives the same results as a run with the environment in the local process. `connect` reads the
+    description of the environment on the servers. Afterwards, `offered` contains the capabilities of that environment.
     """
 
     name: Literal["remote"] = "remote"
     address: Annotated[tuple[str, ...], FREE] = Field(min_length=1)
-    """`host:port` of a server, or a list of servers with the same environment."""
+    """The address of a server as `host:port`, or a list of addresses of servers with the same environment."""
     serves: str = ""
-    """The environment's name on the servers; optional if they hold only one environment."""
+    """The name of the environment on the servers. The name is optional if the servers have only one environment."""
     certificate: Annotated[str | None, FREE] = None
-    """PEM file of the servers' certificate, or of the authority that signed it; null trusts this machine's authorities."""
+    """Path of the PEM file with the certificate of the servers, or of the certificate authority that signed it. With null, the
+    certificate authorities of this machine are trusted."""
     token_env: Annotated[str, FREE] = "KAPELLE_TOKEN"  # noqa: S105 - the name of a variable
-    """Environment variable that holds the servers' token, which is never written to recipes or run directories."""
+    """Name of the environment variable that contains the token for the servers. The token is never written to recipes or run
+    directories."""
     retry_seconds: Annotated[float, FREE] = Field(default=60.0, ge=0, allow_inf_nan=False)
-    """Seconds for which all servers may be unavailable before the run stops."""
+    """Maximum time in seconds for which all servers may be unavailable before the run stops."""
 
     _connected: bool = PrivateAttr(default=False)
 
@@ -79,7 +82,10 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
 
     @property
     def servers(self) -> Servers:
-        """The connections of this process to the servers; raises ConfigError if an extra or the token is missing."""
+        """The connections of this process to the servers.
+
+        Raises ConfigError if an optional package or the token is missing.
+        """
         if importlib.util.find_spec("websockets") is None:
             raise AbsentPackage("`environment.name: remote` needs an extra: pip install 'kapelle[serve]'.")
         hosts = [each.rpartition(":")[0].strip("[]") for each in self.address]
@@ -97,15 +103,16 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
         )
 
     def connect(self) -> None:
-        """Read which environment the servers hold.
+        """Read the description of the environment from the servers.
 
-        Raises ConfigError if they reject the request or hold different environments, EngineError if no server is reachable.
+        Raises ConfigError if the servers reject the request or have different environments, and EngineError if no server is
+        reachable.
         """
         self._connected = self.description is not None
 
     @property
     def offered(self) -> frozenset[type]:
-        """The capabilities of the servers' environment; empty before `connect`."""
+        """The capabilities of the environment on the servers; empty before `connect` is called."""
         if not self._connected:
             return frozenset()
         description = self.description
@@ -119,58 +126,58 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
 
     @property
     def members(self) -> Mapping[str, Environment]:
-        """The parts of the servers' mixture."""
+        """The parts of the environment on the servers if it is a mixture, by name."""
         found = self.description.members.items()
         return {name: cast("Environment", _Member(each, self.extract)) for name, each in found}
 
     def answers_per_task(self) -> int:
-        """Return the largest number of recorded answers for one task."""
+        """Return the maximum number of recorded answers for one task."""
         return self.description.answers_per_task
 
     @property
     def description(self) -> Description:
-        """The servers' description of the environment."""
+        """The description of the environment, as received from the servers."""
         return self.servers.describe()
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The reward range of the servers' environment."""
+        """The minimum and maximum reward of the environment on the servers."""
         return (self.description.least_reward, self.description.greatest_reward)
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The sources of the servers' environment."""
+        """The sources of the tasks of the environment on the servers, by split."""
         return self.description.sources
 
     @property
     def alive(self) -> Sequence[str]:
-        """The external programs of the servers' environment."""
+        """The external programs of the environment on the servers."""
         return self.description.alive
 
     @property
     def constant_sum(self) -> bool:
-        """Whether all rewards have a constant sum."""
+        """Whether the sum of all rewards is constant."""
         return self.description.constant_sum
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return which rows the servers' environment excludes."""
+        """Return a description of the rows that the environment on the servers excludes, by split."""
         return self.description.skipped
 
     def contents(self) -> Mapping[str, str]:
-        """Return the hash of the servers' environment: its class, settings and files."""
+        """Return the hash of the environment on the servers, computed from its class, settings and files."""
         return {f"environment '{self.description.name}' of the servers": self.description.content}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Let the servers' environment check the agents."""
+        """Connect to the servers and let their environment check the agents."""
         self.connect()
         self._call("check", agents=list(agents))
 
     def size(self, split: Split) -> int | None:
-        """Return the number of tasks of a split; None if it is unlimited."""
+        """Return the number of tasks of a split, or None if it is unlimited."""
         return self.description.sizes[split]
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index, which is the same on every server."""
+        """Return the task at an index; the task is the same on every server."""
         return task_from(self._call("task", split=split, index=index))
 
     def _call(self, call: str, **fields: Any) -> Any:
@@ -179,23 +186,24 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
         return self.servers.call(request, seconds)
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer that the servers' environment extracts from a text."""
+        """Return the final answer that the environment on the servers extracts from a text, or None if there is none."""
         found: str | None = self._call("extract", text=text)
         return found
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the response of the scripted expert."""
+        """Return the response of the scripted expert of the environment on the servers."""
         forms = [message_form(each) for each in messages]
         return str(self._call("script", agent=agent, task=task_form(task), messages=forms, seed=seed))
 
     def recorded(self, agent: str, task: Task, turn: int, sample: int) -> str:
-        """Return a recorded response."""
+        """Return a recorded response from the environment on the servers."""
         return str(self._call("recorded", agent=agent, task=task_form(task), turn=turn, sample=sample))
 
     def register(self, name: str, settings: Mapping[str, Any]) -> int:
-        """Add or replace an environment on the server, given its settings, and return its version.
+        """Add an environment to a server, or replace it, and return its version.
 
-        Raises ConfigError if the server rejects the environment, EngineError if the server is unreachable.
+        `settings` are the settings of the environment. Raises ConfigError if the server rejects the environment, and
+        EngineError if no server is reachable.
         """
         request = {"call": "register", "name": name, "settings": settings}
         return int(self.servers.call(request, READING_SECONDS)["version"])
@@ -203,7 +211,7 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
     async def open_state(
         self, task: Task, agents: Sequence[str], seed: int, patience: Patience
     ) -> RemoteState:
-        """Open an episode on the server with the fewest episodes, or on another server if that one fails."""
+        """Open an episode on the server with the fewest episodes, or on another server if that server fails."""
         request = {
             "environment": self.serves,
             "agents": list(agents),
@@ -215,7 +223,7 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
         return await self.servers.open_state(request, self.name, patience)
 
     def start(self, task: Task, agents: Sequence[str], seed: int) -> EpisodeState:
-        """Open an episode and wait until it is open; used by environments that contain this environment as a part."""
+        """Open an episode and wait until it is open; this method is used by environments that contain this environment as a part."""
         from kapelle.environments.remote.servers import InnerState, ScorableInnerState, ServerState
 
         patience = patience_here.get()
@@ -225,7 +233,7 @@ class Remote(Settings, Described, Reporting, Reads, OpensStates):
 
 
 class _Member(Described, Reporting):
-    """A part of the servers' mixture."""
+    """A part of a mixture on the servers."""
 
     def __init__(self, description: Description, extract: Callable[[str], str | None]) -> None:
         self.name = description.kind
@@ -235,10 +243,10 @@ class _Member(Described, Reporting):
 
     @property
     def constant_sum(self) -> bool:
-        """Whether all rewards have a constant sum."""
+        """Whether the sum of all rewards of this part is constant."""
         return self.description.constant_sum
 
     @property
     def offered(self) -> frozenset[type]:
-        """The capabilities of this part."""
+        """The capabilities of this part of the mixture."""
         return frozenset({Answerable} if self.description.answerable else ())

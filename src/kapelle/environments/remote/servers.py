@@ -1,6 +1,6 @@
 """The client side of environment servers: connections, several servers for one recipe, and episodes on the servers.
 
-Each episode goes to the server with the fewest episodes, or to another server if that one fails.
+Each episode is opened on the server with the fewest episodes, or on another server if that server fails.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from kapelle.runtime.wire.worlds import LARGEST, PATH, Description, description_
 
 
 class Busy(Exception):
-    """The server is full, is shutting down, or does not respond."""
+    """Raised if a server is full, is shutting down, or does not respond."""
 
 
 PASSING = (429, 503)
-"""Status codes of a server that is full or is shutting down."""
+"""HTTP status codes of a server that is full or is shutting down."""
 
 
 class RequestRejected(EpisodeError):
-    """The server rejected a request with the given `status`."""
+    """Raised if a server rejects a request with the given `status`."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"The environment server rejected a request (status {status}): {message}")
@@ -52,7 +52,7 @@ class RequestRejected(EpisodeError):
 
 
 def error_of_response(status: int, message: str) -> Exception:
-    """Return the exception for an error status; see `docs/environment_server.md`."""
+    """Return the exception for an error status; the statuses are described in `docs/environment_server.md`."""
     if status in PASSING:
         return Busy(message)
     return WorkerLost(message, blamed=True) if status == 410 else RequestRejected(status, message)
@@ -64,16 +64,16 @@ def _thread(process: int) -> LoopThread:
 
 
 PING_SECONDS = 20
-"""Seconds of silence before a ping is sent, and seconds to wait for its response."""
+"""Time in seconds without a message before a ping is sent, and maximum time in seconds to wait for the response to a ping."""
 CONNECT_SECONDS = 10.0
-"""Maximum number of seconds to connect."""
+"""Maximum time in seconds for opening a connection."""
 
 
 class ServerConnection:
-    """One connection; its sessions end when the connection ends."""
+    """A connection to an environment server; the episodes on a connection end when the connection is closed."""
 
     def __init__(self, link: EnvironmentServerLink) -> None:
-        """Begin to connect; if this fails, the first request raises the error."""
+        """Start to connect; if the connection fails, the first request raises the error."""
         self._link = link
         self._guard = threading.Lock()
         self._numbers = count(1)
@@ -81,14 +81,14 @@ class ServerConnection:
         self._socket: ClientConnection | None = None
         self._connected = asyncio.Event()
         self.lost: str | None = None
-        """How the connection ended; None while it is open."""
+        """The reason why the connection was closed, or None while it is open."""
         self._thread = _thread(os.getpid())
         self._reading = self._thread.begin(self._read)
 
     def send(self, request: Mapping[str, Any]) -> Future[Any]:
         """Send a request and return a future for its response.
 
-        The future raises the environment's error, WorkerLost, Busy or RequestRejected.
+        The future raises the error of the environment, WorkerLost, Busy or RequestRejected.
         """
         number = next(self._numbers)
         text = to_text({"id": number, **request}, LARGEST)
@@ -102,7 +102,7 @@ class ServerConnection:
         return future
 
     def close(self) -> None:
-        """End the connection and its sessions."""
+        """Close the connection, which ends its episodes."""
         self._reading.cancel()
 
     async def _write(self, text: str) -> None:
@@ -156,19 +156,19 @@ class ServerConnection:
 # -------- One server
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Shortest and longest wait in seconds until the next call to an unavailable server; the wait doubles with each failure."""
+"""Minimum and maximum time in seconds until the next call to an unavailable server. The time doubles with each failure."""
 
 
 class EnvironmentServerLink:
-    """One server, which any thread may use."""
+    """The client of one environment server, which can be used from any thread."""
 
     def __init__(self, address: str, certificate: str | None, token: str | None, *, tls: bool) -> None:
         """Prepare to connect on first use; raise ConfigError if the certificate cannot be read."""
         self.address = address
         self.sessions = 0
-        """Number of episodes that this process has on the server."""
+        """The number of episodes that this process has open on the server."""
         self.failure = ""
-        """Why the last request got no response; empty after a response."""
+        """The reason why the last request received no response; empty after a response."""
         self._pause, self._available_at = 0.0, 0.0
         self._owner = os.getpid()
         url = f"http{'s' if tls else ''}://{address}"
@@ -178,7 +178,7 @@ class EnvironmentServerLink:
         self._connection: ServerConnection | None = None
 
     def connection(self) -> connect:
-        """Return a new connection, which opens when it is entered."""
+        """Return a new connection, which is opened as an asynchronous context manager."""
         return connect(
             f"ws{'' if self._tls is None else 's'}://{self.address}{PATH}",
             ssl=self._tls,
@@ -192,7 +192,11 @@ class EnvironmentServerLink:
         )
 
     def call(self, request: Mapping[str, Any], seconds: float) -> Any:
-        """Send a request and wait for the response; raise Busy if the server does not respond, or the environment's error."""
+        """Send a request and return the response.
+
+        Raises Busy if the server does not respond within `seconds`, and the error of the environment if the environment raises
+        one.
+        """
         try:
             answer = self.current().send(request).result(seconds)
         except RequestRejected as rejected:
@@ -210,7 +214,7 @@ class EnvironmentServerLink:
         return ConfigError(f"The environment server at {self.address} rejected the run: {rejected.reason}")
 
     def current(self) -> ServerConnection:
-        """Return the open connection, or a new one if the last has ended."""
+        """Return the open connection, or a new connection if the last one was closed."""
         with self._guard:
             if self._connection is None or self._connection.lost is not None:
                 self._connection = ServerConnection(self)
@@ -218,22 +222,22 @@ class EnvironmentServerLink:
 
     @property
     def available(self) -> bool:
-        """Whether the pause after the server's last failure has ended."""
+        """Whether the waiting time after the last failure of the server has passed."""
         return time.monotonic() >= self._available_at
 
     def failed(self, why: str) -> None:
-        """Record a missing response and begin a pause, which is longer after each failure."""
+        """Record that a response is missing and start a waiting time, which increases with each failure."""
         self.failure = why
         if self.available:  # one failure may reach many callers
             self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LONGEST_PAUSE)
             self._available_at = time.monotonic() + self._pause
 
     def answered(self) -> None:
-        """Record a response."""
+        """Record that the server has responded."""
         self._pause, self._available_at, self.failure = 0.0, 0.0, ""
 
     def close(self) -> None:
-        """End the connection and its sessions."""
+        """Close the connection to the server, which ends its episodes."""
         if self._connection is not None and os.getpid() == self._owner:
             self._connection.close()
 
@@ -253,22 +257,22 @@ def _tls_context(certificate: str | None) -> ssl.SSLContext:
 # -------- Several servers for one recipe
 
 POLL_SECONDS = 0.05
-"""Seconds between two attempts to find an available server."""
+"""Time in seconds between two attempts to find an available server."""
 
 
 class Servers:
-    """The servers of one `environment` section, which any thread may use."""
+    """The servers of one `environment` section, which can be used from any thread."""
 
     def __init__(self, servers: Sequence[EnvironmentServerLink], name: str, retry_seconds: float) -> None:
-        """Set the servers, the environment's name on the servers, and for how long all of them may be unavailable."""
+        """Set the servers, the name of the environment on the servers, and the time in seconds for which all of them may be unavailable."""
         self._servers, self._name, self._retry_seconds = list(servers), name, retry_seconds
         self._guard = threading.Lock()
         self._description: Description | None = None
         self._versions: dict[str, int] = {}
-        """The last known version of the environment on each server, by address."""
+        """Mapping from the address of each server to the last known version of the environment."""
 
     def describe(self) -> Description:
-        """Return the environment's description; raise ConfigError if the servers hold different environments."""
+        """Return the description of the environment; raise ConfigError if the servers have different environments."""
         with self._guard:
             if self._description is None:
                 request = {"call": "describe", "environment": self._name}
@@ -288,7 +292,7 @@ class Servers:
             return self._description
 
     def _attempts(self) -> Iterator[EnvironmentServerLink | None]:
-        """Yield the available servers, starting with the one that has the fewest episodes, and None for each pause.
+        """Yield the available servers, starting with the server that has the fewest episodes, and None whenever the caller should wait.
 
         Raises EngineError after `retry_seconds`.
         """
@@ -305,9 +309,9 @@ class Servers:
             yield None
 
     def call(self, request: Mapping[str, Any], seconds: float) -> Any:
-        """Send a request to any server and wait for the response.
+        """Send a request to any available server and return the response.
 
-        Raises the same errors as `EnvironmentServerLink.call`, and EngineError if no server is reachable.
+        Raises the same errors as `EnvironmentServerLink.call` except Busy, and EngineError if no server is reachable.
         """
         for server in self._attempts():
             if server is None:
@@ -318,7 +322,10 @@ class Servers:
         raise AssertionError("`_attempts` ends with an error")
 
     async def open_state(self, request: Mapping[str, Any], name: str, patience: Patience) -> ServerState:
-        """Open an episode on a server that is not full; raise the environment's error, or EngineError if no server is reachable."""
+        """Open an episode on a server that is not full and return its state.
+
+        Raises the error of the environment if the environment raises one, and EngineError if no server is reachable.
+        """
         for server in self._attempts():
             if server is None:
                 await asyncio.sleep(POLL_SECONDS)
@@ -339,7 +346,7 @@ class Servers:
         raise AssertionError("`_attempts` ends with an error")
 
     def _note_version(self, server: EnvironmentServerLink, version: int) -> None:
-        """Report once that a server has replaced its environment."""
+        """Report once that a server has replaced its environment with a new version."""
         before = self._versions.setdefault(server.address, version)
         if before == version:
             return
@@ -352,7 +359,7 @@ class Servers:
             self._description = None  # fetched again when it is next needed
 
     def close(self) -> None:
-        """End all connections."""
+        """Close the connections to all servers."""
         for server in self._servers:
             server.close()
 
@@ -382,22 +389,25 @@ _sessions = count(1)
 
 
 class ServerState(RemoteState):
-    """The state of an episode on a server. The server limits the time of each call; the limit in this class is slightly longer."""
+    """The state of an episode on a server.
+
+    The server limits the time of each call; the time limit in this class is slightly longer.
+    """
 
     def __init__(self, server: EnvironmentServerLink, name: str, patience: Patience) -> None:
-        """Choose the server; `reset` opens the session. Raises WorkerLost if the connection has just ended."""
+        """Store the server for the episode; `reset` opens the episode. Raises WorkerLost if the connection has just been closed."""
         super().__init__(name, patience)
         self._server, self._connection, self._session = server, server.current(), next(_sessions)
         server.sessions += 1
 
     @property
     def lost(self) -> WorkerLost | None:
-        """How the connection ended; None while it is open."""
+        """The error with which the connection was closed, or None while the connection is open."""
         lost = self._connection.lost
         return None if lost is None else WorkerLost(lost, blamed=False)
 
     async def call(self, method: str, request: Mapping[str, Any]) -> Any:
-        """See `RemoteState`."""
+        """Send a call to the server; see `RemoteState`."""
         if method == "start":  # the call may wait for a free place; the server limits the rest of its time
             return await self._answer(request)
         slowest = max(self._patience.grader, self._patience.environment)
@@ -417,11 +427,11 @@ class ServerState(RemoteState):
             raise WorkerLost(str(rejected), blamed=False) if rejected.status == 404 else rejected from None
 
     def outcome_now(self, seconds: float) -> Outcome:
-        """Return the outcome; block for at most `seconds`."""
+        """Return the outcome of the episode; the call blocks for at most `seconds`."""
         return Outcome(**self._request({"call": "outcome"}).result(seconds))
 
     def release(self) -> None:
-        """See `RemoteState`."""
+        """Record that the episode is closed; see `RemoteState`."""
         self._server.sessions -= 1
 
 
@@ -433,27 +443,27 @@ class InnerState(Retriable):
         self._seconds = patience.environment + UNBREAKABLE
 
     def observe(self, agent: str) -> str:
-        """See `environment.EpisodeState`."""
+        """Return the observation of an agent; see `environment.EpisodeState`."""
         return self._state.observe(agent)
 
     def movers(self) -> tuple[str, ...]:
-        """See `environment.EpisodeState`."""
+        """Return the agents that may move now; see `environment.EpisodeState`."""
         return self._state.movers()
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """See `environment.EpisodeState`."""
+        """Apply the actions of the agents; see `environment.EpisodeState`."""
         return await self._state.step(actions, final)
 
     def allow_answers(self, most: int) -> None:
-        """See `environment.Retriable`."""
+        """Accept up to `most` messages as final answers; see `environment.Retriable`."""
         self._state.allow_answers(most)
 
     def outcome(self) -> Outcome:
-        """See `environment.EpisodeState`."""
+        """Return the outcome of the episode; see `environment.EpisodeState`."""
         return self._state.outcome_now(self._seconds)
 
     async def close(self) -> None:
-        """See `environment.EpisodeState`."""
+        """Close the episode; see `environment.EpisodeState`."""
         await self._state.close()
 
 
@@ -461,5 +471,5 @@ class ScorableInnerState(InnerState, Scorable):
     """An `InnerState` of an environment that can score a text before the episode ends."""
 
     async def score(self, agent: str, text: str) -> float:
-        """See `environment.Scorable`."""
+        """Return the score of a text; see `environment.Scorable`."""
         return await self._state.score(agent, text)

@@ -1,7 +1,7 @@
-"""Runs untrusted code through a single function, `run(backend, files, command, stdin, limits) → Result`.
+"""Run untrusted code through a single function, `run(backend, files, command, stdin, limits) → Result`.
 
-A sandbox contains the hostile programs listed in `docs/sandbox.md`. It is never called secure, because it shares the kernel with
-the host. A backend is chosen by name, and kapelle never falls back to a weaker one.
+A sandbox protects the host from the hostile programs that `docs/sandbox.md` lists. No sandbox is called secure, because it
+shares the kernel with the host. A backend is selected by name, and kapelle never falls back to a weaker backend.
 """
 
 from kapelle.environments.sandbox.contract import Layer, Limits, Result

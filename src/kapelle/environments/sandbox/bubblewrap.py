@@ -1,11 +1,11 @@
-"""Contains programs with bubblewrap: new namespaces, a read-only system, an unprivileged user and no network.
+"""Run programs in bubblewrap sandboxes, with new namespaces, a read-only system, an unprivileged user and no network.
 
 Every run starts these programs in this order:
 
     prlimit → setpriv (root only: another uid) → bwrap (namespaces, filter) → sh (unpacks files, sets limits) → command
 
-The shell that unpacks the files is process 1 of the new pid namespace. It waits for the command and reaps the processes that the
-command leaves behind. When the shell ends or is killed, the kernel kills everything else in the namespace.
+The shell that unpacks the files is process 1 of the new pid namespace. The shell waits for the command and reaps the processes
+that the command leaves behind. When the shell exits or is killed, the kernel kills all other processes in the namespace.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from kapelle.errors import SandboxError
 # -------- The arguments of bubblewrap: one entry for each layer, the system's files, and the sizes from the limits
 
 WORK = "/box"
-"""The work directory and temporary directory inside the sandbox."""
+"""Path of the work directory inside the sandbox, which is also the directory for temporary files."""
 TEMPORARY = "/tmp"  # noqa: S108 (inside the sandbox, a link to the work directory)
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 (inside the sandbox, a separate tmpfs)
 ENVIRONMENT = {
@@ -71,7 +71,7 @@ ENVIRONMENT = {
 }
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _SIGNALS = 1024
-"""Maximum number of signals that may be queued for a run, because the kernel stores each of them."""
+"""Maximum number of signals that may be queued for a run. The limit exists because the kernel stores each queued signal."""
 _UID_MAP = Path("/proc/self/uid_map")
 _PRESSURE = "/proc/pressure"
 # Through these files, anyone may set triggers that make the kernel watch the entire machine. Some kernels lack these files.
@@ -120,27 +120,29 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Contents of a sandbox in addition to the system and the work directory. Paths are absolute."""
+    """The contents of a sandbox in addition to the system and the work directory; all paths are absolute."""
 
     folders: tuple[str, ...] = ()
-    """Additional writable folders, which are initially empty, in memory, and each as large as the work directory."""
+    """Additional writable folders. Each folder is initially empty, is stored in memory, and has the same maximum size as the
+    work directory."""
     files: tuple[tuple[str, bytes], ...] = ()
     """Paths and contents of files that no program in the sandbox can change."""
     visible: tuple[str, ...] = ()
-    """Files and folders of this machine that programs may read at the same path."""
+    """Files and folders of the host that programs may read at the same path."""
     socket: tuple[str, str] | None = None
-    """A Unix socket of this machine and the path at which programs connect to it; programs have no other connection."""
+    """The path of a Unix socket of the host and the path at which programs in the sandbox connect to it. Programs have no other
+    connection to the host."""
     loopback: bool = False
-    """Let programs use TCP with each other, in a network that belongs to the sandbox, and wait for descriptors with epoll, which
-    HTTP clients need."""
+    """Whether programs may use TCP with each other, in a network that belongs to the sandbox, and wait for descriptors with
+    epoll, which HTTP clients need."""
     report: tuple[str, ...] = ()
-    """Files that process 1, which no program can reach, prints after the command has ended and all other processes have been
-    killed. Each file is one line in base64, which is empty if the file is missing or is not a regular file. The run then has no
-    other output, and a run that reaches a limit has no report."""
+    """Files that process 1 prints after the command has exited and all other processes have been killed; no program can control
+    process 1. Each file is printed as one line in base64, and the line is empty if the file is missing or is not a regular
+    file. If `report` is set, the run has no other output, and a run that reaches a limit has no report."""
 
 
 REPORTED_BYTES = 1 << 20
-"""Maximum number of bytes that are reported of a file."""
+"""Maximum number of bytes of a file that are reported."""
 _PLAIN_LAYOUT = Layout()
 
 
@@ -166,7 +168,10 @@ def arguments(
     layout: Layout = _PLAIN_LAYOUT,
     held: Sequence[tuple[str, int]] = (),
 ) -> list[str]:
-    """Return bubblewrap's arguments for these limits, without the command; `held` contains descriptors of the layout's files."""
+    """Return the arguments of bubblewrap for the given limits, without the command.
+
+    `held` contains pairs of a path and a descriptor for the files of the layout.
+    """
     layers = dict(LAYERS)
     read_only = layers.pop("read-only system")
     # A /dev with harmless devices. It has no terminals, which could be exhausted, and no /dev/zero, because memory that is mapped
@@ -212,9 +217,9 @@ def arguments(
 
 
 def drop_privileges() -> list[str]:
-    """Return the command prefix with which root starts each run as a different unprivileged user.
+    """Return the command prefix with which root starts each run as a different unprivileged user; empty unless this process is root.
 
-    Limits on processes do not apply to root, and root could still read files inside a user namespace.
+    Limits on the number of processes do not apply to root, and root could still read files inside a user namespace.
     """
     if os.geteuid() != 0:
         return []
@@ -238,7 +243,10 @@ def drop_privileges() -> list[str]:
 
 @functools.cache
 def _spare_uids() -> range:
-    """Return user ids that exist in this user namespace (a container may have few) and probably belong to no account."""
+    """Return user ids that exist in this user namespace and probably belong to no account.
+
+    A container may have only a few user ids.
+    """
     first, _, count = map(int, _UID_MAP.read_text().splitlines()[-1].split())
     end = min(first + count, 2_000_000_000)
     # 65534 is `nobody`, the owner of files without an owner.
@@ -246,7 +254,7 @@ def _spare_uids() -> range:
 
 
 def require(program: str, package: str) -> str:
-    """Return the path of a program. Raises SandboxError with the command that installs it."""
+    """Return the path of a program; if the program is missing, raise SandboxError with the command that installs it."""
     path = shutil.which(program, path="/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin")
     if path is None:
         raise SandboxError(
@@ -265,13 +273,14 @@ class ReachableInterpreter:
 
     path: str
     needs: tuple[str, ...]
-    """Files and folders outside /usr; /usr is always visible."""
+    """Files and folders outside /usr that the interpreter needs. The folder /usr is always visible."""
 
 
 @functools.cache
 def reachable_interpreter() -> ReachableInterpreter:
-    """Return the interpreter for contained programs: this process's base interpreter if others can reach it, or the system's.
+    """Return the Python interpreter for programs in a sandbox.
 
+    The result is the base interpreter of this process if other users can reach it, otherwise the interpreter of the system.
     Raises SandboxError if there is no such interpreter.
     """
     base = Path(sys.base_prefix).resolve()
@@ -289,7 +298,7 @@ def reachable_interpreter() -> ReachableInterpreter:
 
 
 def needs(executable: Path, prefix: Path) -> tuple[str, ...]:
-    """Return only the files and folders below the prefix that an interpreter needs.
+    """Return only those files and folders below the prefix that an interpreter needs.
 
     A prefix may be a home directory or ~/.local, where private files are stored next to the libraries.
     """
@@ -308,7 +317,10 @@ def needs(executable: Path, prefix: Path) -> tuple[str, ...]:
 
 
 def readable_by_others(path: Path) -> bool:
-    """Return whether an unprivileged user (a different user if this process is root) can start the file at a path."""
+    """Return whether an unprivileged user can start the file at the given path.
+
+    If this process is root, the unprivileged user is a different user.
+    """
     if os.geteuid() != 0:
         return os.access(path, os.R_OK | os.X_OK)
     folders = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
@@ -325,7 +337,7 @@ UNPACK = f'read -r n m; head -c "$n" | tar -x -m -o -f - -C {WORK} && eval "$(he
 def opening(
     files: Mapping[str, bytes], command: Sequence[str], limits: Limits, report: Sequence[str] = ()
 ) -> Opening:
-    """Return the input of the waiting shell (two sizes, an archive, a script) and its first output."""
+    """Return the input of the waiting shell (two sizes, an archive and a script) and the greeting that the shell prints first."""
     greeting = f"kapelle {secrets.token_hex(8)}"
     bounded = " && ".join(kernel_limits(limits).values()) or ":"
     # The shell prints the greeting after it has set every limit, so a run without the greeting never began.
@@ -342,7 +354,7 @@ def opening(
 
 
 def _reporting(paths: Sequence[str]) -> bytes:
-    """Return the end of a script that reports files, so that only the shell can write to the script's output."""
+    """Return the end of a script that reports files and ensures that only the shell can write to the output of the script."""
     return f"""
 "$@" >/dev/null 2>&1
 n=0
@@ -356,7 +368,7 @@ exit 0
 
 
 def kernel_limits(limits: Limits) -> dict[str, str]:
-    """Return the limits that the kernel enforces for each process, as a mapping from the resource to the shell command."""
+    """Return a mapping from each resource that the kernel limits for each process to the shell command that sets the limit."""
     cpu_s = max(1, math.ceil(limits.cpu_s))
     # The shell that waits for the command counts as a process too. Shells use different letters for this limit.
     processes = limits.processes + 1
@@ -383,7 +395,7 @@ _SETTING = Path("/sys/kernel/mm/transparent_hugepage")
 _PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 _turn = threading.Lock()
 _before: list[int] = []
-"""The earlier setting of this process, once for each start in progress, because starts may overlap."""
+"""The earlier setting of this process, stored once for each start in progress, because starts may overlap."""
 
 
 @contextlib.contextmanager
@@ -414,13 +426,13 @@ def given_unasked(setting: Path) -> bool:
 # -------- The processes of one pid namespace as a group: found, watched and killed through its process 1
 
 LOOK_ANYWAY_S = 0.5
-"""Seconds after which a run is measured again even if it has not used any CPU time."""
+"""Time in seconds after which a run is measured again even if it has not used any CPU time."""
 _FIRST_TO_GO = "1000"
-"""The value of /proc/<pid>/oom_score_adj with which the kernel ends a process first when the machine runs out of memory."""
+"""The value of /proc/<pid>/oom_score_adj that makes the kernel kill a process first when the machine runs out of memory."""
 
 
 class NamespaceGroup(ProcessGroup):
-    """All processes of one pid namespace, identified by a descriptor of its process 1."""
+    """The processes of one pid namespace, identified by a descriptor of process 1 of the namespace."""
 
     def __init__(
         self,
@@ -447,7 +459,10 @@ class NamespaceGroup(ProcessGroup):
         self._init_fd: int | None = None
 
     def usage(self) -> Usage | None:
-        """Return the resource use of all processes of the namespace and of its tmpfs mounts, now or when the processes ended."""
+        """Return the resource use of all processes of the namespace and of its tmpfs mounts.
+
+        If process 1 has exited, the method returns the last measured resource use.
+        """
         if not self._found(0.0) or self._init_fd is None:
             return None
         if self._cgroup is not None:
@@ -479,20 +494,23 @@ class NamespaceGroup(ProcessGroup):
         return usage
 
     def waited_s(self) -> float:
-        """Return the longest time that a thread of the run has waited for a core."""
+        """Return the longest time in seconds that a thread of the run has waited for a CPU core."""
         return longest_wait_s(self._init_pid) if self._init_fd is not None else 0.0
 
     def kernel_s(self) -> tuple[float, float] | None:
-        """Return the CPU seconds of all processes, in total and in the kernel; None in a cgroup, and before and after the run."""
+        """Return the total CPU time of all processes and the part spent in the kernel, both in seconds.
+
+        The result is None if a cgroup counts the resources, and before and after the run.
+        """
         if self._cgroup is not None or self._init_fd is None:
             return None
         return times_of(self._init_pid)
 
     def begin(self, within_s: float) -> None:
-        """Start counting CPU time (in a cgroup, all resources) before the program starts, while process 1 is the only process.
+        """Start to count CPU time (in a cgroup, all resources) before the program starts, while process 1 is the only process.
 
-        From then on, the run is also the first to be killed when the machine runs out of memory. Raises SandboxError if counting
-        fails although this machine supports it.
+        After this call, the run is also killed first when the machine runs out of memory. Raises SandboxError if counting fails
+        although this machine supports it.
         """
         if self._found(within_s):
             with contextlib.suppress(OSError):
@@ -517,7 +535,7 @@ class NamespaceGroup(ProcessGroup):
                 os.utime(name)
 
     def kill(self, within_s: float) -> None:
-        """Kill process 1, whereupon the kernel kills every other process of the namespace."""
+        """Kill process 1; the kernel then kills all other processes of the namespace."""
         if self._cgroup is not None:
             self._cgroup.kill()
         if self._found(within_s) and self._init_fd is not None:
@@ -529,7 +547,7 @@ class NamespaceGroup(ProcessGroup):
             os.kill(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the descriptors."""
+        """Close the descriptors and the cgroup of the run."""
         held = (self._info_fd, self._init_fd, self._clock)
         self._info_fd, self._init_fd, self._clock = None, None, None
         for fd in held:
@@ -539,7 +557,10 @@ class NamespaceGroup(ProcessGroup):
             self._cgroup.close()
 
     def _found(self, within_s: float) -> bool:
-        """Read the id of process 1 from bubblewrap, which writes it once and closes the pipe."""
+        """Read the id of process 1 from bubblewrap and return whether process 1 is known.
+
+        Bubblewrap writes the id once and closes the pipe.
+        """
         if self._info_fd is not None and readable(self._info_fd, within_s):
             text = b""
             while chunk := os.read(self._info_fd, 4096):
@@ -561,22 +582,25 @@ class NamespaceGroup(ProcessGroup):
 
 
 def readable(fd: int, within_s: float) -> bool:
-    """Return whether, within this time, a descriptor becomes readable or its process ends."""
+    """Return whether a descriptor becomes readable, or its process exits, within `within_s` seconds."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(within_s * 1000))
 
 
 _OLDEST = (0, 8, 0)
-"""The first version of bubblewrap with `--disable-userns` and `--size`."""
+"""The oldest version of bubblewrap with the options `--disable-userns` and `--size`."""
 _COUNTS_BY_NAMESPACE = (5, 14)
-"""The first version of Linux that counts processes for each user namespace."""
+"""The oldest version of Linux that counts processes separately for each user namespace."""
 _FIRST_TRY = Limits(wall_s=20.0, cpu_s=20.0)
 _LOOK = "readlink /proc/self/ns/user /proc/self/ns/mnt /proc/self/ns/pid /proc/self/ns/net; id -u; env"
 
 
 class PreparedShell:
-    """A sandbox without a program: its namespaces and mounts exist, and its shell waits for an archive (`UNPACK`)."""
+    """A sandbox without a program.
+
+    Its namespaces and mounts already exist, and its shell waits for an archive with the files (`UNPACK`).
+    """
 
     def __init__(
         self,
@@ -590,7 +614,7 @@ class PreparedShell:
         self._used = False
 
     def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
-        """Copy the files into the work directory and start the command there; this starts the clock."""
+        """Copy the files into the work directory and start the command there; the wall-clock time of the run starts with this call."""
         assert not self._used, "a prepared sandbox is used once"
         check_files(files, self._limits)
         self._group.begin(BEGIN_WITHIN_S)
@@ -599,14 +623,14 @@ class PreparedShell:
         return Session(self._process, self._group, self._limits, begin)
 
     def discard(self) -> None:
-        """Free an unused sandbox; does nothing after `start`."""
+        """Free an unused sandbox; after `start`, this method does nothing."""
         if not self._used:
             self._used = True
             Session(self._process, self._group, self._limits).finish(kill=True)
 
 
 class Bubblewrap:
-    """The backend `bubblewrap`, which is the default on Linux, both as root and as an ordinary user."""
+    """The sandbox backend `bubblewrap`, which is the default and works on Linux as root and as an ordinary user."""
 
     name = "bubblewrap"
 
@@ -616,11 +640,11 @@ class Bubblewrap:
 
     @property
     def python(self) -> str:
-        """The path of an interpreter that an unprivileged user can reach."""
+        """The path of a Python interpreter that an unprivileged user can reach."""
         return reachable_interpreter().path
 
     def layers(self) -> tuple[Layer, ...]:
-        """Start a test sandbox and return the protection that this machine provides."""
+        """Start a test sandbox and return the layers of protection that this machine provides."""
         return _layers()
 
     def prepare(self, limits: Limits) -> PreparedShell:
@@ -637,7 +661,7 @@ class Bubblewrap:
 
 
 def _prepare(limits: Limits, layout: Layout = _PLAIN_LAYOUT) -> PreparedShell:
-    """Start a sandbox, even if this machine lacks a layer."""
+    """Start a sandbox even if this machine lacks a layer of protection."""
     interpreter, folder = reachable_interpreter(), strong_or_why_not()
     strong = folder if isinstance(folder, Path) else None
     counted = strong is not None or task_clock_works()
@@ -702,7 +726,7 @@ def _prepare(limits: Limits, layout: Layout = _PLAIN_LAYOUT) -> PreparedShell:
 
 @functools.cache
 def _layers() -> tuple[Layer, ...]:
-    """Start a test sandbox and compare its view of the system with this process's view."""
+    """Start a test sandbox and compare its view of the system with that of this process; return the layers of protection."""
     try:
         text = subprocess.run(
             [require("bwrap", "bubblewrap"), "--version"], capture_output=True, text=True, check=False

@@ -1,7 +1,7 @@
-"""The contract of sandboxes: a run has limits, and its result consists of bytes and facts.
+"""The data types of sandboxes: the limits of a run and its result.
 
-Sizes are in bytes, times in seconds. A result records what happened and is never a verdict, because the exit code and
-everything that was printed are claims of the program that ran.
+Sizes are in bytes and times are in seconds. A result records what happened and is never a verdict, because the exit code and
+the output are claims of the program that ran.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ LimitName = Literal["wall", "cpu", "memory", "output", "files"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one run. They apply to all processes of the run together, unless stated otherwise."""
+    """Limits of one run, which apply to all processes of the run together unless stated otherwise."""
 
     wall_s: float = 10.0
     cpu_s: float = 10.0
     memory_bytes: int = 512 * 1024**2
-    """Memory of all processes and the work directory together; also the address space of each process, unless `address_bytes` is set."""
+    """Maximum memory in bytes of all processes and the work directory together. Unless `address_bytes` is set, this is also the
+    maximum address space of each process."""
     address_bytes: int | None = None
-    """Address space of each process, for programs such as Node and Go that reserve more than they use; None means
-    `memory_bytes`."""
+    """Maximum address space in bytes of each process. Set this limit for programs such as Node and Go, which reserve more
+    memory than they use. With None, `memory_bytes` is the limit."""
     processes: int = 32
-    """Number of processes and threads that may be alive at the same time."""
+    """Maximum number of processes and threads that may exist at the same time."""
     output_bytes: int = 1024**2
-    """Size of standard output and standard error together."""
+    """Maximum size in bytes of standard output and standard error together."""
     file_bytes: int = 32 * 1024**2
-    """Size of a single file, and of the entire work directory."""
+    """Maximum size in bytes of a single file and of the entire work directory."""
     files: int = 2048
-    """Number of files and directories that may exist at the same time."""
+    """Maximum number of files and directories that may exist at the same time."""
     patience: float = 0.0
-    """Maximum extra time, as a multiple of `wall_s`, that compensates for the time in which a program waits for a core. With 0, only
-    the clock counts, so that a busy machine ends programs that would finish on an idle machine."""
+    """Maximum extra time, as a multiple of `wall_s`, that compensates for the time in which a program waits for a CPU core.
+    With 0, there is no compensation, so a busy machine may stop programs that would finish on an idle machine."""
     unexplained_bytes: int = 256 * 1024**2
-    """Maximum amount of memory that the machine may lose to its kernel while the run is in the kernel, if no cgroup limits the
-    run. It is far above the variation caused by other work."""
+    """Maximum memory in bytes that the machine may lose to its kernel while the run executes in the kernel. This limit applies
+    only if no cgroup limits the run. The default is far above the variation caused by other work."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -57,38 +58,38 @@ class Result:
     stdout: bytes
     stderr: bytes
     exit_code: int | None
-    """None if a signal or a limit ended the program."""
+    """The exit code of the program, or None if a signal or a limit ended the program."""
     signal: int | None
-    """Number of the signal that ended the program, if no limit did; a program can imitate a signal by exiting
-    with 128 + its number."""
+    """Number of the signal that ended the program, or None if no signal or a limit ended it. A program can imitate a signal by
+    exiting with code 128 plus the number of the signal."""
     limit: LimitName | None
-    """The limit at which the run was killed; None if it ended by itself."""
+    """Name of the limit at which the run was killed, or None if no limit was reached."""
     wall_s: float
     cpu_s: float
-    """User and system time of all processes that the run started."""
+    """User and system CPU time in seconds of all processes that the run started."""
     peak_memory_bytes: int
-    """Largest memory use of all processes and the work directory together, sampled every 20 ms; 0 if the run was
-    shorter than that or if the backend cannot sample."""
+    """Maximum memory in bytes of all processes and the work directory together, sampled every 20 ms. The value is 0 if the run
+    was shorter than one sampling interval or if the backend cannot measure memory."""
 
     @property
     def ok(self) -> bool:
-        """Whether the program ended by itself with exit code 0. This is never a verdict on what the program computed."""
+        """Whether the program exited with code 0 and no limit was reached. This is never a verdict on what the program computed."""
         return self.limit is None and self.exit_code == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of protection, and whether this machine provides it."""
+    """A layer of protection, and whether this machine provides it."""
 
     name: str
     required: bool
     present: bool
     detail: str
-    """The effect of the layer, or why the layer is missing and how to get it."""
+    """The effect of the layer, or the reason why the layer is missing and how to provide it."""
 
 
 def check_files(files: Mapping[str, bytes], limits: Limits) -> None:
-    """Raise SandboxError if the files do not fit into a work directory with these limits."""
+    """Raise SandboxError if the files have invalid names or do not fit into a work directory with the given limits."""
     for path in files:
         parts = path.split("/")
         if not path or "\0" in path or any(part in {"", ".", ".."} for part in parts):

@@ -1,7 +1,8 @@
-"""Contains programs in Docker containers, for machines without user namespaces, or with gVisor as the runtime.
+"""Run programs in Docker containers, for machines without user namespaces, or with gVisor as the runtime.
 
-A container takes tenths of a second to start, so use this backend only on machines where bubblewrap does not work.
-The image must contain `sh`, `tar`, `head` and Python 3.11 or newer. It must already be present, because no image is pulled.
+A container takes tenths of a second to start, so use this backend only on machines where bubblewrap does not work. The image
+must contain `sh`, `tar`, `head` and Python 3.11 or newer. The image must already be present on the machine, because no image is
+pulled.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ANSWERS_WITHIN_S = 20.0
 
 
 class Docker:
-    """The backend `docker`."""
+    """The sandbox backend `docker`."""
 
     name = "docker"
 
@@ -31,11 +32,14 @@ class Docker:
 
     @property
     def python(self) -> str:
-        """The interpreter of the image."""
+        """The Python interpreter of the image."""
         return "python3"
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return whether an engine is available; it provides all namespaces and cgroups."""
+        """Return the layers of protection, which are present if a Docker engine is available.
+
+        The engine provides all namespaces and cgroups.
+        """
         problem = engine_problem()
         detail = problem or "provided by the engine"
         names = ("user", "mount", "pid", "network")
@@ -49,7 +53,7 @@ class Docker:
         )
 
     def prepare(self, limits: Limits) -> PreparedShell:
-        """Start a container that waits for its files and command. Raises SandboxError if no engine is available."""
+        """Start a container that waits for its files and command; raise SandboxError if no engine is available."""
         problem = engine_problem()
         if problem:
             raise SandboxError(f"The sandbox `docker` cannot be used on this machine: {problem}")
@@ -77,14 +81,14 @@ class Docker:
 
 
 class Container(ProcessGroup):
-    """All processes of one container; the engine's cgroups limit the totals, including kernel memory."""
+    """The processes of one container; the cgroups of the engine limit their total resources, including kernel memory."""
 
     def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
         super().__init__(process)
         self._name = name
 
     def kill(self, within_s: float) -> None:
-        """Remove the container with everything in it, and kill the client that is attached to it."""
+        """Remove the container with all its processes, and kill the Docker client that is attached to it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(
                 [_docker(), "rm", "--force", self._name],
@@ -97,7 +101,7 @@ class Container(ProcessGroup):
 
 @functools.cache
 def engine_problem() -> str | None:
-    """Return why no Docker engine can be used on this machine; None if an engine responds."""
+    """Return why no Docker engine can be used on this machine, or None if an engine responds."""
     try:
         asked = subprocess.run(
             [_docker(), "version", "--format", "{{.Server.Version}}"],

@@ -1,7 +1,7 @@
-"""Many simultaneous runs, each in a sandbox that was prepared in advance.
+"""Run many programs concurrently, each in a sandbox that was prepared in advance.
 
-A sandbox is used once. A warm sandbox has no program yet, but its namespaces and mounts already exist,
-so a run takes only the time to unpack its files and run its program.
+A sandbox is used once. A warm sandbox has no program yet, but its namespaces and mounts already exist, so a run takes only the
+time to unpack its files and run its program.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ T = TypeVar("T")
 
 
 class Pool(AbstractContextManager["Pool"]):
-    """A backend that keeps sandboxes of another backend ready and runs blocking work with them from asyncio.
+    """A backend that keeps sandboxes of another backend ready and runs blocking work with these sandboxes from asyncio.
 
     The warm sandboxes have the limits `limits`; a run with other limits gets a new sandbox. `parallel` is the maximum number of
-    calls in progress, `warm` the number of waiting sandboxes. Use the pool as a context manager, or close it with `close`.
+    concurrent calls, and `warm` is the number of sandboxes that are kept ready. Use the pool as a context manager, or close it
+    with `close`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Pool(AbstractContextManager["Pool"]):
         """The name of the underlying backend."""
         self._limits = limits
         self.parallel = parallel
-        """The maximum number of calls in progress at the same time."""
+        """The maximum number of concurrent calls."""
         self._wanted = parallel if warm is None else warm
         self._ready: collections.deque[Prepared] = collections.deque()
         self._change = threading.Condition()
@@ -60,15 +61,15 @@ class Pool(AbstractContextManager["Pool"]):
 
     @property
     def python(self) -> str:
-        """The interpreter of the underlying backend."""
+        """The path of the Python interpreter of the underlying backend."""
         return self._backend.python
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the layers of the underlying backend."""
+        """Return the layers of protection of the underlying backend."""
         return self._backend.layers()
 
     def prepare(self, limits: Limits) -> Prepared:
-        """Return a warm sandbox if there is one with these limits, otherwise a new one."""
+        """Return a warm sandbox with the given limits if one is ready, otherwise a new sandbox."""
         with self._change:
             if self._closed:
                 raise SandboxError("The sandbox pool is closed and cannot run any more programs.")
@@ -89,7 +90,7 @@ class Pool(AbstractContextManager["Pool"]):
         return await self.call(functools.partial(run, self, files, command, stdin, limits or self._limits))
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Run blocking work that uses this pool in one of its threads; the sandboxes limit how long the work takes."""
+        """Run blocking work that uses this pool in one of the threads of the pool; the sandboxes limit the duration of the work."""
         loop, turn = asyncio.get_running_loop(), pause_deadline()
 
         def begin() -> T:
@@ -100,7 +101,7 @@ class Pool(AbstractContextManager["Pool"]):
         return await loop.run_in_executor(self._calls, begin)
 
     def wait_until_warm(self, timeout_s: float = 10.0) -> bool:
-        """Wait until all warm sandboxes are ready; return False if the time runs out first."""
+        """Wait until all warm sandboxes are ready; return False if they are not ready within `timeout_s` seconds."""
         with self._change:
             return self._change.wait_for(lambda: len(self._ready) >= self._wanted, timeout_s)
 
@@ -108,7 +109,7 @@ class Pool(AbstractContextManager["Pool"]):
         self.close()
 
     def close(self) -> None:
-        """Wait for the runs in progress and free the waiting sandboxes; may be called more than once."""
+        """Wait for the running calls and free the waiting sandboxes; this method may be called more than once."""
         self._calls.shutdown(wait=True, cancel_futures=True)
         with self._change:
             self._closed = True
@@ -142,19 +143,22 @@ BACKENDS: Mapping[str, Callable[[], Backend]] = {
 
 
 def backend(name: str = DEFAULT) -> Backend:
-    """Return the sandbox with this name. Raises SandboxError for an unknown name; `require` checks that the sandbox works."""
+    """Return the sandbox backend with the given name; raise SandboxError for an unknown name.
+
+    `require` checks that the backend works on this machine.
+    """
     if name not in BACKENDS:
         raise SandboxError(f"Unknown sandbox '{name}'.{did_you_mean(name, BACKENDS)}")
     return BACKENDS[name]()
 
 
 def layers(name: str = DEFAULT) -> tuple[Layer, ...]:
-    """Return a sandbox's layers of protection and whether this machine provides each of them, for `kapelle info`."""
+    """Return the layers of protection of a sandbox and whether this machine provides each layer, for `kapelle info`."""
     return backend(name).layers()
 
 
 def require(chosen: Backend) -> None:
-    """Raise SandboxError if this machine lacks a layer without which the sandbox must not be used."""
+    """Raise SandboxError if this machine lacks a required layer of protection of the sandbox."""
     missing = [layer for layer in chosen.layers() if layer.required and not layer.present]
     if missing:
         named = "; ".join(f"{layer.name}: {layer.detail}" for layer in missing)
@@ -166,7 +170,7 @@ def require(chosen: Backend) -> None:
 
 
 def modes_required() -> tuple[str, ...]:
-    """Return a line for each sandbox that this process has requested, which describes what limits its runs as a whole."""
+    """Return a line for each sandbox that this process has required, which describes how the total resources of a run are limited."""
     return tuple(
         f"{name}: {layer.detail}"
         for name in sorted(_required)
@@ -182,9 +186,9 @@ _required: set[str] = set()
 
 
 def shared_pool(name: str, limits: Limits, parallel: int) -> Pool:
-    """Return this process's pool of a backend. The pool starts at the first call and is closed when the process ends.
+    """Return the pool of a backend that is shared within this process.
 
-    Raises SandboxError for an unknown backend.
+    The pool starts at the first call and is closed when the process exits. Raises SandboxError for an unknown backend.
     """
     # The threads and sandboxes of a pool do not survive a fork.
     return _pool(os.getpid(), name, limits, parallel)

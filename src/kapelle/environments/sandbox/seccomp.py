@@ -1,18 +1,18 @@
-"""A system call filter for contained programs, written by hand as classic BPF.
+"""A system call filter for programs in a sandbox, written as classic BPF.
 
-Honest programs compute, read, write and start processes. The filter blocks what they never need:
+Honest programs compute, read, write and start processes. The filter blocks operations that honest programs never need:
 
 - parts of the kernel with a large attack surface or with shared storage (io_uring, bpf, filters, keyrings, userfaultfd);
 - the memory of other processes;
 - mounts and namespaces;
 - memory that belongs to no process or that no sum over processes includes (memfd, System V segments, pages held by a pipe, huge
-  pages, and sockets other than the run's own stream sockets);
-- locks and notifications on files that all runs share, the content of these files in the page cache, and the disks below them;
+  pages, and sockets other than the stream sockets of the run);
+- locks and notifications on files that all runs share, the content of these files in the page cache, and the disks that store them;
 - other calling conventions, in which the system call numbers have a different meaning.
 
-Kernels keep adding operations to `fcntl`, `ioctl` and `prctl`; only the operations that honest programs use are allowed. epoll is
-absent, as on an older kernel, because it can have any number of entries, which belong to no process. Programs that wait for
-descriptors then use `poll`.
+New kernels add operations to `fcntl`, `ioctl` and `prctl`; only the operations that honest programs use are allowed. The filter
+reports epoll as missing, as on an older kernel, because an epoll instance can have any number of entries, and these entries
+belong to no process. Programs that wait for descriptors then use `poll`.
 
 The instruction format is `struct sock_filter` of linux/filter.h: code, jump if true, jump if false, operand.
 """
@@ -29,55 +29,58 @@ from dataclasses import dataclass
 _LOAD, _EQUAL, _ABOVE, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
 _NUMBER, _ARCHITECTURE = 0, 4
 _ARGUMENTS = (16, 24, 32, 40, 48, 56)
-"""Offsets in `struct seccomp_data` of the low halves of the first arguments (little-endian)."""
+"""Offsets in `struct seccomp_data` of the lower halves of the first six arguments (little-endian)."""
 _HIGH = 4
-"""Offset from the low half of an argument to its high half."""
+"""Offset from the lower half of an argument to its upper half."""
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _X32 = 0x40000000
-"""Numbers from this one on belong to the x32 calling convention of x86-64."""
+"""The smallest system call number of the x32 calling convention of x86-64."""
 
 NEW_NAMESPACES = 0x7E020000
-"""CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} of sched.h."""
+"""The flags CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} of sched.h."""
 CLONE_FILES, CLONE_THREAD = 0x400, 0x10000
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 PLAIN_IOCTL = (0x541B, 0x5421, 0x5450, 0x5451)
-"""FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. All other operations are for devices and file systems, or reveal those of the host."""
+"""The allowed `ioctl` operations: FIONREAD, FIONBIO, FIONCLEX and FIOCLEX. All other operations control devices and file
+systems, or reveal information about those of the host."""
 PLAIN_FCNTL = (*range(8), 1030, 1032)
-"""F_DUPFD, F_{GET,SET}{FD,FL}, F_{GETLK,SETLK,SETLKW}, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Leases, notifications, hints and
-descriptor locks are excluded, because they would affect other runs and the host through files that all of them read."""
+"""The allowed `fcntl` operations: F_DUPFD, F_{GET,SET}{FD,FL}, F_{GETLK,SETLK,SETLKW}, F_DUPFD_CLOEXEC and F_GETPIPE_SZ.
+Leases, notifications, hints and descriptor locks are excluded, because they would affect other runs and the host through
+shared files."""
 F_SETFL = 4
 AF_UNIX, AF_INET, AF_INET6, SOCK_STREAM, _SOCK_TYPE = 1, 2, 10, 1, 0xF
 SOL_SOCKET, SO_SNDBUF, SO_SNDBUFFORCE, SO_ATTACH_FILTER = 1, 7, 32, 26
 MAP_SHARED, MAP_ANONYMOUS, MAP_HUGETLB = 0x1, 0x20, 0x40000
 MADV_MERGEABLE, MADV_HUGEPAGE, MADV_COLD, MADV_PAGEOUT, MADV_COLLAPSE = 12, 14, 20, 21, 25
 PLAIN_PRCTL = (1, 2, 3, 7, 15, 16, 21, 23, 27, 29, 30, 37, 38, 39, 40, 42)
-"""PR_{SET,GET}_PDEATHSIG, PR_GET_DUMPABLE, PR_GET_KEEPCAPS, PR_{SET,GET}_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_SECUREBITS,
-PR_{SET,GET}_TIMERSLACK, PR_GET_CHILD_SUBREAPER, PR_{SET,GET}_NO_NEW_PRIVS, PR_GET_TID_ADDRESS, PR_GET_THP_DISABLE. All other
-operations hide a process from the supervisor, disable its clock, or make the kernel keep memory that no sum includes, such as
-futex tables and names of memory areas."""
+"""The allowed `prctl` operations: PR_{SET,GET}_PDEATHSIG, PR_GET_DUMPABLE, PR_GET_KEEPCAPS, PR_{SET,GET}_NAME, PR_GET_SECCOMP,
+PR_CAPBSET_READ, PR_GET_SECUREBITS, PR_{SET,GET}_TIMERSLACK, PR_GET_CHILD_SUBREAPER, PR_{SET,GET}_NO_NEW_PRIVS,
+PR_GET_TID_ADDRESS and PR_GET_THP_DISABLE. All other operations hide a process from the supervisor, disable its clock, or
+make the kernel keep memory that no sum includes, such as futex tables and names of memory areas."""
 SIGCHLD = 17
 SHARED_ANONYMOUS_BYTES = 1024**2
-"""Maximum size of one shared anonymous mapping; a process that maps one page of it may hold all of it, which is not counted."""
+"""Maximum size in bytes of a shared anonymous mapping. A process that maps one page of such a mapping may keep all its pages
+allocated, and /proc does not report these pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """System call numbers of one architecture, from the kernel's tables."""
+    """The system call numbers of one architecture, from the tables of the kernel."""
 
     audit: int
-    """AUDIT_ARCH_* of linux/audit.h."""
+    """The constant AUDIT_ARCH_* of the architecture in linux/audit.h."""
     direct: int
-    """O_DIRECT of the architecture's fcntl.h."""
+    """The value of O_DIRECT in fcntl.h of the architecture."""
     bounded: Mapping[str, int]
-    """Calls by name whose arguments decide whether they fail."""
+    """Mapping from name to number for the calls whose arguments determine whether they are allowed."""
     refused: Mapping[str, int]
-    """Calls by name that always fail."""
+    """Mapping from name to number for the calls that always fail."""
     pretended: Mapping[str, int]
-    """Calls by name that succeed and do nothing."""
+    """Mapping from name to number for the calls that return success without any effect."""
     without: Mapping[str, int]
-    """Calls by name that fail as on a file system that does not support them."""
+    """Mapping from name to number for the calls that fail as on a file system that does not support them."""
     absent: Mapping[str, int]
-    """Calls by name that fail as on a kernel that does not support them."""
+    """Mapping from name to number for the calls that fail as on a kernel that does not support them."""
 
 
 # fmt: off
@@ -99,7 +102,8 @@ _REFUSED_OLD: Mapping[str, tuple[int, int | None]] = {
     "seccomp": (317, 277), "modify_ldt": (154, None), "mincore": (27, 232), "membarrier": (324, 283),
     "mbind": (237, 235), "move_pages": (279, 239), "migrate_pages": (256, 238), "clock_adjtime": (305, 266),
 }
-"""The numbers on x86_64 and on aarch64; None where the call does not exist."""
+"""Mapping from the name of a call to its numbers on x86_64 and on aarch64; a number is None if the call does not exist on that
+architecture."""
 _REFUSED_NEW: Mapping[str, int] = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438,
@@ -107,7 +111,8 @@ _REFUSED_NEW: Mapping[str, int] = {
     "landlock_add_rule": 445, "landlock_restrict_self": 446, "memfd_secret": 447, "cachestat": 451, "open_tree_attr": 467,
     "file_getattr": 468, "file_setattr": 469,
 }
-"""Calls added since Linux 5.1 have the same number on every architecture."""
+"""Mapping from name to number for calls that were added since Linux 5.1. These calls have the same number on every
+architecture."""
 _BOUNDED: Mapping[str, tuple[int, int | None]] = {
     "clone": (56, 220), "ioctl": (16, 29), "socket": (41, 198), "socketpair": (53, 199),
     "setsockopt": (54, 208), "mmap": (9, 222), "madvise": (28, 233), "fcntl": (72, 25), "prctl": (157, 167),
@@ -119,29 +124,32 @@ _PRETENDED: Mapping[str, tuple[int, int | None]] = {
     "sync": (162, 81), "syncfs": (306, 267), "sync_file_range": (277, 84), "fsync": (74, 82),
     "fdatasync": (75, 83), "msync": (26, 227), "fadvise64": (221, 223), "readahead": (187, 213),
 }
-"""These calls succeed and do nothing, as on the in-memory file systems to which a program can write. For a file that the program
-can only read, or for all files, they would make the host write to its disks or drop what it has read from them."""
+"""Calls that return success without any effect, as on the in-memory file systems to which a program can write. For a file that
+the program can only read, or for all files, these calls would make the host write to its disks or drop its cached data."""
 _WITHOUT: Mapping[str, tuple[int, int | None]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
 }
-"""These calls fail as on a file system without attributes. One of these attributes is an access control list, which defines who
-may read a file."""
+"""Calls that fail as on a file system without extended attributes. One of these attributes is an access control list, which
+defines who may read a file."""
 _ABSENT: Mapping[str, tuple[int, int | None]] = {
     "clone3": (435, 435), "openat2": (437, 437), "epoll_create": (213, None), "epoll_create1": (291, 20),
 }
-"""These calls fail as on a kernel that does not have them. The flags of the first two calls are behind a pointer, which a filter
-cannot follow; callers fall back to `clone`, `openat` and `poll`."""
+"""Calls that fail as on a kernel that does not have them. The flags of `clone3` and `openat2` are stored behind a pointer,
+which a filter cannot follow. Programs fall back to `clone`, `openat` and `poll`."""
 # fmt: on
 
 
 def _column(table: Mapping[str, tuple[int, int | None]], column: int) -> dict[str, int]:
-    """Return the calls of the architecture in the given column."""
+    """Return a mapping from the names of system calls to their numbers on one architecture.
+
+    `table` contains the numbers on all architectures, and `column` is the index of the architecture.
+    """
     numbers = ((name, row[column]) for name, row in table.items())
     return {name: number for name, number in numbers if number is not None}
 
 
 _MODES = {"creat": 1, "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "mknod": 1, "mknodat": 2}
-"""The index of the argument that is the mode of a file."""
+"""Mapping from the name of a call to the index of the argument that contains the mode of a file."""
 _MACHINES = {
     machine: _Machine(
         audit,
@@ -159,7 +167,7 @@ _MACHINES = {
 
 
 def refused_calls(machine: str | None = None) -> Mapping[str, int]:
-    """Return the names and numbers of the calls that fail with EPERM; empty for an unknown architecture."""
+    """Return a mapping from name to number for the calls that fail with EPERM, or an empty mapping for an unknown architecture."""
     found = _MACHINES.get(machine or platform.machine())
     return found.refused if found else {}
 
@@ -167,12 +175,13 @@ def refused_calls(machine: str | None = None) -> Mapping[str, int]:
 def filter_program(
     machine: str | None = None, *, children_counted: bool = True, loopback: bool = False
 ) -> bytes | None:
-    """Return the filter for an architecture (by default this machine's); None if the architecture's call numbers are unknown.
+    """Return the filter program for an architecture (by default, that of this machine).
 
-    With `loopback`, programs may use TCP, in a separate network, and epoll, because many clients and servers do not start without it.
+    Returns None if the system call numbers of the architecture are unknown. With `loopback`, programs may use TCP in a separate
+    network. They may also use epoll, because many clients and servers do not start without it.
 
-    Without `children_counted`, programs cannot change the handling of SIGCHLD, because the CPU time of children that are never
-    waited for would be lost.
+    If `children_counted` is False, programs cannot change the handling of SIGCHLD, because the CPU time of children for which
+    no process waits would be lost.
     """
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
@@ -203,7 +212,7 @@ def filter_program(
 
 
 def _rules(direct: int) -> dict[str, bytes]:
-    """Return the rules for each call whose arguments matter."""
+    """Return a mapping from each call whose arguments are checked to the instructions that check them."""
     socket = _stream_sockets(AF_UNIX)
     return {
         # The locks of a process that shares its descriptors remain after the process ends, and then appear in no list.
@@ -256,7 +265,7 @@ def _rules(direct: int) -> dict[str, bytes]:
 
 
 def _stream_sockets(*families: int) -> bytes:
-    """Deny all sockets except stream sockets of these families."""
+    """Return instructions that deny all sockets except stream sockets of the given address families."""
     return (
         _step(_LOAD, _ARGUMENTS[0])
         + _unless_one_of(families, errno.EAFNOSUPPORT)
@@ -267,9 +276,10 @@ def _stream_sockets(*families: int) -> bytes:
 
 
 def _readable(place: int) -> bytes:
-    """Reject a mode (the argument with index `place`) with which the owner may run a file but not read it.
+    """Return instructions that deny a file mode with which the owner may execute a file but not read it.
 
-    A program that runs from such a file loses the clock that counts its time, and thus the only evidence that it did anything.
+    The mode is the argument with index `place`. A program that runs from such a file would lose the clock that counts its CPU
+    time, and this clock is the only evidence that the program ran.
     """
     return (
         _step(_LOAD, _ARGUMENTS[place])
@@ -296,7 +306,7 @@ def _unless_one_of(operands: Sequence[int], error: int) -> bytes:
 
 
 def _only_if(test: int, argument: int, operand: int) -> bytes:
-    """Load an argument and allow the call unless the test is true."""
+    """Return instructions that load an argument and allow the call unless the test is true."""
     return _step(_LOAD, argument) + _step(test, operand, 1, 0) + _step(_RETURN, _ALLOW)
 
 
@@ -305,6 +315,6 @@ def _refuse_each(*operands: int, error: int = errno.EPERM) -> bytes:
 
 
 def _within(number: int, rules: bytes) -> bytes:
-    """Return the rules for one call, which is allowed if no rule denies it."""
+    """Return the instructions for one call, which is allowed if no rule denies it."""
     body = rules + _step(_RETURN, _ALLOW)
     return _step(_EQUAL, number, 0, len(body) // 8) + body

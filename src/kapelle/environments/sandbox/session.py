@@ -1,6 +1,6 @@
-"""Supervises one run: copies input and bounded output, measures resource use, and ends all processes of the run.
+"""Supervise one run: copy input and limited output, measure resource use, and kill all processes of the run.
 
-The supervision is the same for every backend; the backend's `ProcessGroup` watches and kills the processes of a run.
+The supervision is the same for every backend. The `ProcessGroup` of a backend measures and kills the processes of a run.
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ from kapelle.runtime.clock import SuspendAwareClock
 # comparison, so other programs may use any amount of it.
 
 NET_EVERY_S = 0.2
-"""Seconds between two readings of the machine's counters during runs."""
+"""Time in seconds between two readings of the memory counters of the machine during runs."""
 _FASTEST = 8 * 1024**3
-"""Maximum number of bytes that a run can make the kernel take in a second of system time; zeroing pages takes longer."""
+"""Upper bound on the number of bytes that a run can make the kernel allocate in one second of system time. The actual rate is
+lower, because zeroing pages takes longer."""
 _TICK_S = 0.01
 """Delay in seconds with which the kernel accounts for system time."""
 _SETTLE_S = 2.0
-"""Seconds after one run is suspected in which no other run is suspected, because the kernel is freeing the first run's memory."""
+"""Time in seconds after a run is suspected during which no other run is suspected, because the kernel is still freeing the
+memory of the first run."""
 _RETURN_WITHIN_S = 1.0
-"""Seconds that the kernel may take to free the memory of a dead run, which it does after a grace period."""
+"""Maximum time in seconds in which the kernel is expected to free the memory of a killed run. The kernel frees this memory
+after a grace period."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMINFO = Path("/proc/meminfo")
 _ZONEINFO = Path("/proc/zoneinfo")
@@ -57,7 +60,7 @@ _ATTRIBUTED = (
 
 
 def unattributed_bytes(meminfo: Path = _MEMINFO, zoneinfo: Path = _ZONEINFO) -> int | None:
-    """Return the memory that the kernel holds for itself, without page tables and stacks; None if it is not reported."""
+    """Return the number of bytes that the kernel uses for itself, without page tables and stacks, or None if it is not reported."""
     try:
         held = {
             name: int(value.split()[0]) * 1024
@@ -72,7 +75,7 @@ def unattributed_bytes(meminfo: Path = _MEMINFO, zoneinfo: Path = _ZONEINFO) -> 
 
 
 def came_back(held: int, wanted: int) -> bool:
-    """Return whether the kernel soon frees `wanted` of the bytes that it `held`."""
+    """Return whether the kernel frees at least `wanted` of the `held` bytes within a short time."""
     until = time.monotonic() + _RETURN_WITHIN_S
     while True:
         left = unattributed_bytes()
@@ -84,7 +87,7 @@ def came_back(held: int, wanted: int) -> bool:
 
 
 class Net:
-    """Charges memory that the machine loses to the runs that were in the kernel at the time."""
+    """A monitor that attributes memory lost by the machine to the runs that executed in the kernel at that time."""
 
     def __init__(self) -> None:
         self._before: int | None = None
@@ -92,11 +95,14 @@ class Net:
         self._next = self._quiet_until = 0.0
 
     def rest(self) -> None:
-        """Forget the last reading, so that changes while there are no runs are not charged to a later run."""
+        """Discard the last reading, so that changes in a period without runs are not attributed to a later run."""
         self._before, self._next = None, 0.0
 
     def look(self, runs: Iterable[Session], now: float, held: int | None = None) -> None:
-        """Read the counters when it is time. Of the runs that may hold too much, suspect the one that was longest in the kernel."""
+        """Read the memory counters if the next reading is due, and mark at most one run as suspected.
+
+        The marked run is the run that spent the most time in the kernel, among all runs that may hold too much memory.
+        """
         if now < self._next:
             return
         self._next = now + NET_EVERY_S
@@ -120,16 +126,16 @@ class Net:
 
 
 class _Account:
-    """Memory that one run may have taken."""
+    """The memory that one run may have made the kernel allocate."""
 
     def __init__(self, least: int) -> None:
         self._least, self._charged, self._waiting = least, 0, 0
         self._cpu_s, self._kernel_s, self._meanwhile_s = 0.0, 0.0, 0.0
 
     def charge(self, grown: int, held: int, cpu_s: float, kernel_s: float) -> tuple[int, float]:
-        """Add the growth of the kernel's memory that the run can have caused in its time.
+        """Add the growth of kernel memory that the run can have caused in its system time.
 
-        Return the sum, and the seconds that the run spent in the kernel during this growth.
+        Returns the sum and the time in seconds that the run spent in the kernel during this growth.
         """
         ran, in_kernel = cpu_s > self._cpu_s, max(kernel_s - self._kernel_s, 0.0)
         self._cpu_s, self._kernel_s = cpu_s, kernel_s
@@ -149,11 +155,11 @@ class _Account:
 # -------- Measures runs while no call waits for them, because a program may continue between two calls
 
 LOOK_EVERY_S = 0.05
-"""Seconds between two measurements of a run while no call waits for it."""
+"""Time in seconds between two measurements of a run while no call waits for the run."""
 
 
 class _Watcher:
-    """One thread for all runs of a process; the thread sleeps while there are no runs."""
+    """A single thread that measures all runs of a process and sleeps while there are no runs."""
 
     def __init__(self) -> None:
         self._runs: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -193,60 +199,63 @@ def _watcher(process: int) -> _Watcher:
 
 
 WATCH_EVERY_S = 0.02
-"""Seconds between two measurements of a run."""
+"""Time in seconds between two measurements of a run."""
 WATCH_CLOSELY_S = 0.004
-"""Minimum number of seconds between two measurements of a run that grows so fast that it would soon exceed its memory limit."""
+"""Minimum time in seconds between two measurements of a run that grows so fast that it would soon exceed its memory limit."""
 BEGIN_WITHIN_S = 30.0
-"""Seconds that a sandbox may take to unpack its files before the program's clock starts."""
+"""Maximum time in seconds for a sandbox to unpack its files, before the wall-clock time of the program starts."""
 LEAST_GRANTED_S = 0.05
-"""Minimum wait for a core in seconds that is compensated; every program waits a little."""
+"""Minimum time in seconds of waiting for a CPU core that is compensated. Shorter waits occur in every program."""
 KILL_WITHIN_S = 0.4
-"""Seconds to wait for killed processes to end."""
+"""Maximum time in seconds to wait for killed processes to exit."""
 _CHUNK = 65536
 
 
 class ProcessGroup:
-    """All processes of one run, as the backend sees them. This base class measures nothing and kills only the first process."""
+    """The processes of one run, as seen by a backend; this base class measures nothing and kills only the first process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def begin(self, within_s: float) -> None:
-        """Start counting the resource use; called right before the program starts."""
+        """Start to count the resource use; this method is called immediately before the program starts."""
 
     def usage(self) -> Usage | None:
-        """Return the current resource use of the processes; None if it is unknown."""
+        """Return the current resource use of the processes, or None if it is unknown."""
         return None
 
     def waited_s(self) -> float:
-        """Return the longest time that a thread of the processes has waited for a core; 0 if it is unknown."""
+        """Return the longest time in seconds that a thread of the processes has waited for a CPU core, or 0 if it is unknown."""
         return 0.0
 
     def kernel_s(self) -> tuple[float, float] | None:
-        """Return the CPU seconds of the processes, in total and in the kernel; None if a cgroup counts all their memory."""
+        """Return the total CPU time of the processes and the part spent in the kernel, both in seconds.
+
+        The result is None if a cgroup counts all memory of the processes.
+        """
         return None
 
     def kill(self, within_s: float) -> None:
-        """Kill all processes and wait until they have ended; may be called more than once."""
+        """Kill all processes and wait until they have exited; this method may be called more than once."""
         self._process.kill()
 
     def close(self) -> None:
-        """Free the resources that the backend holds for the run, such as descriptors, directories and names."""
+        """Free the resources that the backend uses for the run, such as descriptors, directories and names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The messages that are exchanged before the program starts."""
+    """The messages that are exchanged with a sandbox before its program starts."""
 
     message: bytes
     """The first input of the waiting sandbox."""
     greeting: bytes
-    """What the sandbox writes to standard output when everything is ready and the program starts next. Output before the greeting
+    """The string that the sandbox writes to standard output immediately before the program starts. Output before the greeting
     does not come from the program, and a run without a greeting never began."""
 
 
 class Session:
-    """One active run with bounded output. `finish` closes it."""
+    """An active run with limited output, which is closed with `finish`."""
 
     def __init__(
         self,
@@ -292,9 +301,9 @@ class Session:
                 group.close()
                 raise SandboxError(f"The sandbox cannot be monitored: {error.strerror}.") from error
         self.ended = False
-        """Whether the program has ended by itself."""
+        """Whether the program has exited by itself."""
         self.suspected = False
-        """Whether the machine is missing memory and this run is the main suspect; if so, the next measurement ends the run."""
+        """Whether the machine has lost memory and this run is the main suspect. If so, the next measurement ends the run."""
         self._lost_by_others = False
         self._result: Result | None = None
         for fd in (self._stdin, *self._output):
@@ -303,23 +312,26 @@ class Session:
         _watcher(os.getpid()).add(self)
 
     def kernel_s(self) -> tuple[float, float] | None:
-        """Return the run's CPU seconds, in total and in the kernel; None before the program starts."""
+        """Return the total CPU time of the run and the part spent in the kernel, both in seconds; None before the program starts."""
         return None if self._waiting else self._group.kernel_s()
 
     @property
     def limit(self) -> LimitName | None:
-        """The limit that ended the run; None if no limit did."""
+        """The name of the limit that ended the run, or None if no limit was reached."""
         return self._limit
 
     def send(self, data: bytes) -> None:
-        """Write to the program's standard input; input for a program that has ended is dropped."""
+        """Write data to the standard input of the program; data for a program that has exited is discarded."""
         with self._turn:
             self._input += data
             self._pump(lambda: not self._input, math.inf)
             self._check_begun()
 
     def look(self) -> None:
-        """End the run if it exceeds its limits; do nothing during a call, which checks the limits itself."""
+        """Kill the run if it exceeds its limits.
+
+        The method does nothing while another call uses the session, because that call checks the limits itself.
+        """
         if not self._turn.acquire(blocking=False):
             return
         try:
@@ -332,7 +344,7 @@ class Session:
             self._turn.release()
 
     def receive(self, timeout_s: float) -> bytes | None:
-        """Return the next line of standard output without its line break; None if no line arrives in time."""
+        """Return the next line of standard output without its line break, or None if no line arrives within `timeout_s` seconds."""
         output = self._output[self._stdout]
         with self._turn:
             self._pump(lambda: not self._waiting, math.inf)
@@ -346,9 +358,9 @@ class Session:
             return line
 
     def finish(self, *, kill: bool = False) -> Result:
-        """Close the input, wait until the run ends within the limits (with `kill`, end it now) and free everything.
+        """Close the input, wait until the run ends within its limits, free all resources, and return the result.
 
-        If it is called again, it returns the same result.
+        With `kill`, the run is killed immediately. Repeated calls return the same result.
         """
         with self._turn:
             if self._result is not None:
@@ -396,7 +408,7 @@ class Session:
                 self._group.close()
 
     def _kill(self) -> None:
-        """Kill all processes of the run. If the run was suspected, check whether the machine then gets its memory back."""
+        """Kill all processes of the run; if the run was suspected, check whether the kernel frees the lost memory."""
         suspected, self.suspected = self.suspected and self._limit == "memory", False
         held = unattributed_bytes() if suspected else None
         self._group.kill(KILL_WITHIN_S)
@@ -404,7 +416,7 @@ class Session:
             self._lost_by_others = not came_back(held, self.limits.unexplained_bytes // 2)
 
     def _check_own_fault(self) -> None:
-        """Raise SandboxError if the run was ended for memory that others hold, so that the program is not at fault."""
+        """Raise SandboxError if the run was killed because of memory that other processes hold, so that the program is not at fault."""
         if self._lost_by_others:
             raise SandboxError(
                 f"The machine lost more than {self.limits.unexplained_bytes:,} bytes of memory to its kernel while a program "
@@ -426,7 +438,10 @@ class Session:
             raise SandboxError(f"The sandbox could not start the program: {said or why}.")
 
     def _pump(self, done: Callable[[], bool], until: float) -> None:
-        """Move bytes until `done`, the end of the program, a limit, or a deadline, which is extended by time granted meanwhile."""
+        """Copy input and output until `done` returns True, the program exits, a limit is reached, or a deadline passes.
+
+        The deadline is extended by any time that is granted during the call.
+        """
         granted_before = self._granted_s
         while not done() and not self.ended and self._limit is None:
             now = self._clock.now()
@@ -444,7 +459,7 @@ class Session:
             self._move(max(min(stop, self._next_watch) - now, 0.0))
 
     def _grant(self) -> bool:
-        """Extend the time limit by the time that the program waited for a core; return whether it was extended."""
+        """Extend the time limit by the time that the program waited for a CPU core; return whether the limit was extended."""
         if self._waiting or not self.limits.patience:
             return False
         most_s = self.limits.wall_s * self.limits.patience
@@ -495,7 +510,7 @@ class Session:
             self._process.stdin.close()
 
     def _read(self, fd: int) -> bool:
-        """Read the available output; return whether there was any. Output beyond the limit is dropped."""
+        """Read the available output and return whether there was any; output beyond the limit is discarded."""
         room = self.limits.output_bytes + len(self._greeting) - sum(map(len, self._output.values()))
         try:
             data = os.read(fd, _CHUNK)
@@ -513,13 +528,16 @@ class Session:
         return bool(data)
 
     def _drain(self) -> None:
-        """Read the rest of the pipes. All writers have ended, so the rest is at most the size of the pipes."""
+        """Read the remaining output from the pipes.
+
+        All writers have exited, so the remaining output is at most as large as the pipes.
+        """
         for fd in tuple(self._open):
             while self._read(fd) and self._limit != "output":
                 pass
 
     def _is_above_a_limit(self) -> bool:
-        """Measure the run and store the limit that it exceeds."""
+        """Measure the run, store the name of an exceeded limit, and return whether a limit is exceeded."""
         if self.suspected:
             self._limit = "memory"
             return True
@@ -542,16 +560,17 @@ class Session:
 
 
 def look_again_s(grown: int, in_s: float, room: int) -> float:
-    """Return the seconds until the next measurement of a run that has `grown` bytes in `in_s` seconds and has `room` left.
+    """Return the time in seconds until the next measurement of a run.
 
-    If the run would reach its limit by the next measurement at twice this speed, it is measured twice before that.
+    The run has grown by `grown` bytes in `in_s` seconds and has `room` bytes left. If the run could reach its memory limit
+    within two regular intervals, the result is a quarter of the expected time to the limit, but at least `WATCH_CLOSELY_S`.
     """
     full_s = math.inf if grown <= 0 else room * in_s / grown
     return WATCH_EVERY_S if full_s > 2 * WATCH_EVERY_S else max(full_s / 4, WATCH_CLOSELY_S)
 
 
 def _wait(process: subprocess.Popen[bytes], within_s: float) -> tuple[int | None, float]:
-    """Reap a child; return its status, and the CPU time of the child and of its reaped descendants."""
+    """Reap a child process; return its exit status and the CPU time in seconds of the child and of its reaped descendants."""
     clock = SuspendAwareClock()
     while True:
         pid, status, used = os.wait4(process.pid, os.WNOHANG)
@@ -572,33 +591,33 @@ class Prepared(Protocol):
     """A sandbox that is ready for one program."""
 
     def start(self, files: Mapping[str, bytes], command: Sequence[str]) -> Session:
-        """Put the files into the work directory and start the command there; this starts the clock."""
+        """Copy the files into the work directory and start the command there; the wall-clock time of the run starts with this call."""
         ...
 
     def discard(self) -> None:
-        """Free the sandbox if it is unused; does nothing after `start`."""
+        """Free the sandbox if it is unused; after `start`, this method does nothing."""
         ...
 
 
 class Backend(Protocol):
-    """A way to contain programs."""
+    """A sandbox implementation, which prepares sandboxes for programs."""
 
     @property
     def name(self) -> str:
-        """The name by which the backend is selected."""
+        """The name that selects the backend."""
         ...
 
     @property
     def python(self) -> str:
-        """The path, inside the sandbox, of a Python interpreter that the program may use."""
+        """The path inside the sandbox of a Python interpreter that programs may use."""
         ...
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the layers of protection and whether this machine provides each of them; cheap after the first call."""
+        """Return the layers of protection and whether this machine provides each of them; repeated calls are fast."""
         ...
 
     def prepare(self, limits: Limits) -> Prepared:
-        """Prepare a sandbox. Raises SandboxError if a required layer is missing."""
+        """Prepare a sandbox; raise SandboxError if a required layer is missing."""
         ...
 
 
@@ -609,9 +628,10 @@ def run(
     stdin: bytes = b"",
     limits: Limits | None = None,
 ) -> Result:
-    """Run a command on files (a mapping from paths below the work directory to contents) and return the result.
+    """Run a command on files and return the result.
 
-    Raises SandboxError if the machine cannot provide the sandbox or the files do not fit into it.
+    `files` is a mapping from paths relative to the work directory to contents. Raises SandboxError if the machine cannot
+    provide the sandbox or the files do not fit into it.
     """
     session = start(backend, files, command, limits or Limits())
     try:
@@ -623,7 +643,7 @@ def run(
 
 
 def start(backend: Backend, files: Mapping[str, bytes], command: Sequence[str], limits: Limits) -> Session:
-    """Start a command on files and return the active run. Raises SandboxError like `run`."""
+    """Start a command on files and return the active run; raise SandboxError like `run`."""
     prepared = backend.prepare(limits)
     try:
         return prepared.start(files, command)

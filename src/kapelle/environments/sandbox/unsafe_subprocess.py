@@ -1,7 +1,8 @@
-"""Runs programs as ordinary child processes without containment; use it only for code that you would run by hand.
+"""Run programs as ordinary child processes without containment; use this backend only for code that you would run by hand.
 
-This backend must be chosen by name and issues a warning. Wall time and output are limited and the process group is killed, which
-ends programs with honest mistakes. A hostile program can read, write and send whatever its user may, and can leave its group.
+This backend must be selected by name and issues a warning. Wall-clock time and output are limited and the process group is
+killed. These measures stop programs with unintentional mistakes. A hostile program can read, write and send everything that its
+user can, and can leave its process group.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from kapelle.environments.sandbox.usage import longest_wait_s
 
 
 class UnsafeSandboxWarning(UserWarning):
-    """Programs run without containment."""
+    """A warning that programs run without containment."""
 
 
 class UnsafeSubprocess:
-    """The backend `unsafe_subprocess`."""
+    """The sandbox backend `unsafe_subprocess`."""
 
     name = "unsafe_subprocess"
 
     @property
     def python(self) -> str:
-        """The interpreter of this process."""
+        """The Python interpreter of the current process."""
         return sys.executable
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the layers of protection: limits on time and output, and a process group, which programs can leave."""
+        """Return the layers of protection: limits on time and output, and a process group, which a program can leave."""
         return (
             Layer("wall time, output bound", True, True, "enforced by the supervisor"),
             Layer("group kill", True, True, "kills the process group, which a program can leave"),
@@ -48,7 +49,7 @@ class UnsafeSubprocess:
         )
 
     def prepare(self, limits: Limits) -> PreparedSubprocess:
-        """Make a work directory, and issue a warning."""
+        """Create a work directory and issue a warning."""
         warnings.warn(
             "The sandbox `unsafe_subprocess` contains nothing: programs run with your permissions. Use `bubblewrap`.",
             UnsafeSandboxWarning,
@@ -95,27 +96,33 @@ class PreparedSubprocess:
         return Session(process, UnsafeProcessGroup(process, self._work), self._limits)
 
     def discard(self) -> None:
-        """Remove the work directory; does nothing after `start`."""
+        """Remove the work directory; after `start`, this method does nothing."""
         if not self._used:
             shutil.rmtree(self._work, ignore_errors=True)
 
 
 class UnsafeProcessGroup(ProcessGroup):
-    """A process group and its work directory; the processes of the run cannot be distinguished from the host's other processes."""
+    """A process group and its work directory.
+
+    The resource use of these processes is not measured, because they cannot be distinguished from other processes of the host.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], work: Path) -> None:
         super().__init__(process)
         self._work = work
 
     def waited_s(self) -> float:
-        """Return the longest time that a thread of the run has waited for a core."""
+        """Return the longest time in seconds that a thread of the run has waited for a CPU core."""
         return longest_wait_s(self._process.pid)
 
     def kill(self, within_s: float) -> None:
-        """Kill the group. The group's leader is reaped later, so its process id is still valid."""
+        """Kill the process group.
+
+        The leader of the group is reaped later, so its process id is still valid.
+        """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Remove the work directory."""
+        """Remove the work directory of the run."""
         shutil.rmtree(self._work, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Measures the resource use of a sandbox's processes, either as a sum over /proc or as reported by a cgroup.
+"""Measure the resource use of the processes in a sandbox, either as a sum over /proc or as reported by a cgroup.
 
-The kernel's resource limits apply to single processes. This module sums over all processes of a run, so that many small processes
-cannot do what a single large process may not. A quantity that /proc does not report is counted at its maximum: pipes and sockets
-count as full, and shared anonymous memory as touched.
+The resource limits of the kernel apply to single processes. This module adds up all processes of a run, so that many small
+processes cannot exceed the limits together. A quantity that /proc does not report is counted at its maximum: pipes and sockets
+count as full, and shared anonymous memory counts as fully used.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from kapelle.errors import SandboxError
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PIPE_BYTES = 65536
-"""Bytes of a full pipe; the filter blocks larger pipes."""
+"""Size of a full pipe in bytes. The system call filter prevents larger pipes."""
 _LIBC = ctypes.CDLL(None)
 _KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
 _MAPPINGS_BYTES = 1 << 19
-"""Maximum size of /proc/<pid>/maps: about ten thousand mappings, a hundred times as many as Python with libraries has."""
+"""Maximum size in bytes of /proc/<pid>/maps that is read. This is enough for about ten thousand mappings, a hundred times as
+many as Python with libraries has."""
 _LOCK_BYTES = 256
-"""Upper bound on the kernel memory of one record lock; the kernel does not limit the number of locks."""
+"""Upper bound in bytes on the kernel memory of one record lock. The kernel does not limit the number of locks."""
 _LOCKS_BYTES = 1 << 17
-"""Maximum size of /proc/locks: about two thousand locks; a database has a few."""
+"""Maximum size in bytes of /proc/locks that is read. This is enough for about two thousand locks; a database has a few."""
 _LOCKED = re.compile(rb" ([0-9a-f]+:[0-9a-f]+:[0-9]+) ")
-"""The device (hexadecimal) and the inode in a line of /proc/locks."""
+"""Regular expression for the device (hexadecimal) and the inode in a line of /proc/locks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,15 @@ class Usage:
     memory_bytes: int
     files: int
     countable: bool = True
-    """False if the run has something that no honest program has: more mappings or locks than are read, a lock on a file of the
-    host, or something that cannot be read."""
+    """Whether the resource use can be counted completely. False if the run has more mappings or locks than are read, a lock on
+    a file of the host, or an item that cannot be read; no honest program has any of these."""
 
 
 def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage:
-    """Return the resource use of a process and all its descendants, including the tmpfs `mounts` that they see.
+    """Return the resource use of a process and all its descendants, including the tmpfs `mounts` in their file system.
 
-    A process that ends while it is read counts as zero. Memory that several processes share is divided among them only if the
-    simple sum is above the limit, because the divided values are slower to read.
+    A process that exits while it is read counts as zero. Memory that several processes share is divided among these processes
+    only if the simple sum exceeds the limit, because the divided values are slower to read.
     """
     locked = lock_bytes(init_pid, mounts)
     cpu_ticks, countable = 0, locked is not None
@@ -92,9 +93,9 @@ def usage_of(init_pid: int, mounts: tuple[str, ...], memory_limit: int) -> Usage
 
 
 def longest_wait_s(init_pid: int) -> float:
-    """Return the longest time that any thread of a process and its descendants has waited for a core.
+    """Return the longest time in seconds that any thread of a process or its descendants has waited for a CPU core.
 
-    Only living threads count. The result is 0 if the kernel does not report the time.
+    Threads and processes that have exited are not counted. The result is 0 if the kernel does not report waiting times.
     """
     waited, waiting = 0, [init_pid]
     while waiting:
@@ -108,7 +109,7 @@ def longest_wait_s(init_pid: int) -> float:
 
 
 def times_of(init_pid: int) -> tuple[float, float]:
-    """Return the CPU seconds of a process and all its descendants, and how many of these seconds were spent in the kernel."""
+    """Return the total CPU time of a process and all its descendants and the part spent in the kernel, both in seconds."""
     everywhere, in_kernel, waiting = 0, 0, [init_pid]
     while waiting:
         pid = waiting.pop()
@@ -120,7 +121,7 @@ def times_of(init_pid: int) -> tuple[float, float]:
 
 
 def written_by(init_pid: int, mounts: tuple[str, ...]) -> tuple[int, int]:
-    """Return the number of files in the tmpfs `mounts` that a process sees, and their size in bytes."""
+    """Return the number of files in the tmpfs `mounts` that a process sees, and the total size of these files in bytes."""
     files, size = 0, 0
     for mount in mounts:
         try:
@@ -134,7 +135,7 @@ def written_by(init_pid: int, mounts: tuple[str, ...]) -> tuple[int, int]:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 if the process does not exist."""
+    """Return the process id of the parent of a process, or 0 if the process does not exist."""
     try:
         return int(_stat(Path(f"/proc/{pid}"))[1])
     except (OSError, ValueError, IndexError):
@@ -167,9 +168,10 @@ def _has_memory(pid: int) -> bool:
 
 
 def _private_bytes(pid: int, threads: list[Path]) -> tuple[Path, int] | None:
-    """Return the path that was read, and the bytes of a process's anonymous memory (including memory shared with forks) and page tables.
+    """Return the file that was read and the size in bytes of the anonymous memory and page tables of a process.
 
-    Any living thread reports these numbers; the first thread does not report them after it has ended.
+    The memory includes pages that are shared with forked processes. These numbers are read from any thread that has not exited,
+    because the first thread may exit before the others.
     """
     for place in (Path(f"/proc/{pid}"), *threads):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -180,7 +182,10 @@ def _private_bytes(pid: int, threads: list[Path]) -> tuple[Path, int] | None:
 
 
 def _each_once(held: list[tuple[Path, int]]) -> list[tuple[Path, int]]:
-    """Return one process for each address space: a child of `vfork` shares its parent's memory until it starts its program."""
+    """Return one process for each address space.
+
+    A child of `vfork` shares the memory of its parent until the child starts its program.
+    """
     found: list[tuple[Path, int]] = []
     for place, size in held:
         if not any(_is_one_memory(place, other) for other, _ in found):
@@ -189,13 +194,16 @@ def _each_once(held: list[tuple[Path, int]]) -> list[tuple[Path, int]]:
 
 
 def _is_one_memory(place: Path, other: Path) -> bool:
-    """Return the result of kcmp(2); False if it is not permitted."""
+    """Return whether two processes share one address space, according to kcmp(2); False if the call is not permitted."""
     number = _KCMP.get(platform.machine())
     return number is not None and _LIBC.syscall(number, int(place.name), int(other.name), _KCMP_VM, 0, 0) == 0
 
 
 def _divided(held: list[tuple[Path, int]], room: int) -> int:
-    """Return the sum with shared memory divided, or a partial sum above `room`, because the processes grow while they are read."""
+    """Return the total memory of the processes, with shared memory divided among the processes that share it.
+
+    If the sum exceeds `room`, a partial sum is returned immediately, because processes may grow while they are read.
+    """
     total = 0
     for place, size in sorted(_each_once(held), key=lambda one: -one[1]):
         try:
@@ -217,7 +225,7 @@ def _sum_of(file: Path, names: tuple[bytes, ...]) -> int | None:
 
 
 def _shared_anonymous(thread: Path) -> set[bytes]:
-    """Return the names of the pieces of shared anonymous memory that a process maps.
+    """Return the names of the regions of shared anonymous memory that a process maps.
 
     Raises OverflowError if there are too many mappings to read.
     """
@@ -230,7 +238,7 @@ def _shared_anonymous(thread: Path) -> set[bytes]:
 
 
 def _all_of(file: Path, most: int) -> bytearray:
-    """Read a kernel file. Raises OverflowError if it has more than `most` bytes."""
+    """Return the content of a kernel file; raise OverflowError if the file has more than `most` bytes."""
     text = bytearray()
     with file.open("rb", buffering=0) as source:
         while chunk := source.read(65536):
@@ -241,10 +249,10 @@ def _all_of(file: Path, most: int) -> bytearray:
 
 
 def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
-    """Return the kernel memory of the run's record locks.
+    """Return the size in bytes of the kernel memory that holds the record locks of the run.
 
     The result is None if there are more locks than are read, or if a lock is on a file outside the tmpfs `mounts` of the run,
-    because the host or another run may wait for that lock.
+    because the host or another run may wait for such a lock.
     """
     try:
         # The run's own /proc lists only the locks of the run.
@@ -265,7 +273,10 @@ def lock_bytes(init_pid: int, mounts: tuple[str, ...]) -> int | None:
 
 
 def _pipe_bytes(threads: list[Path]) -> int:
-    """Return the maximum number of bytes in pipes with open descriptors; each thread may have its own descriptors."""
+    """Return the maximum number of bytes in pipes with open descriptors.
+
+    Each thread may have its own table of descriptors, so the descriptors of all threads are counted.
+    """
     pipes = set[tuple[int, int]]()
     with contextlib.suppress(OSError):  # no descriptors are left; the next measurement reports this
         for folder in (thread / "fd" for thread in threads):
@@ -300,7 +311,10 @@ def _most_of_a_socket() -> int:
 
 
 def tcp_bytes(init_pid: int) -> int:
-    """Return an upper estimate of the queues of all TCP sockets in a run's network: twice their bytes, for kernel overhead."""
+    """Return an upper estimate in bytes of the queues of all TCP sockets in the network of a run.
+
+    The estimate is twice the number of queued bytes, to include the overhead of the kernel.
+    """
     held = 0
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -317,7 +331,7 @@ def tcp_bytes(init_pid: int) -> int:
 
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _SIZE = 64
-"""Bytes of the first published `struct perf_event_attr`, which every kernel accepts."""
+"""Size in bytes of the first published version of `struct perf_event_attr`, which every kernel accepts."""
 _SOFTWARE, _TASK_CLOCK = 1, 1
 _INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 1, 1 << 5, 1 << 6
 _CLOSE_ON_EXEC = 8
@@ -325,7 +339,10 @@ _CLOSE_ON_EXEC = 8
 
 @functools.cache
 def task_clock_works() -> bool:
-    """Return whether this process may use performance counters; containers and `kernel.perf_event_paranoid` above 2 forbid them."""
+    """Return whether this process may use performance counters.
+
+    Performance counters are not permitted in containers or if `kernel.perf_event_paranoid` is above 2.
+    """
     try:
         os.close(open_clock(0))
     except OSError:
@@ -334,9 +351,9 @@ def task_clock_works() -> bool:
 
 
 def open_clock(pid: int) -> int:
-    """Return the descriptor of a clock that counts the CPU time of a process (0: this one) and of the processes that it will start.
+    """Return the descriptor of a clock that counts the CPU time of a process and of the processes that it starts later.
 
-    Raises OSError if this is not allowed.
+    Process id 0 denotes the current process. Raises OSError if the clock is not permitted.
     """
     number = _PERF_EVENT_OPEN.get(platform.machine())
     if number is None:
@@ -354,7 +371,7 @@ def open_clock(pid: int) -> int:
 
 
 def read_clock(fd: int) -> float:
-    """Return the seconds counted so far."""
+    """Return the CPU time in seconds that a clock has counted so far."""
     return int.from_bytes(os.read(fd, 8), "little") / 1e9
 
 
@@ -366,13 +383,15 @@ def read_clock(fd: int) -> float:
 # `cgroup.subtree_control`, if this process is in the folder's child `kapelle`.
 
 LEAF = "kapelle"
-"""The cgroup of this process itself, because a cgroup with processes may not have children with controllers."""
+"""Name of the cgroup of the kapelle process itself. The process is in a separate cgroup, because a cgroup with processes may
+not have children with controllers."""
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _CONTROLLERS = ("memory", "pids")
 _RUN = "run-"
 _OVERHEAD = 4
-"""Number of processes in addition to the program's, such as bubblewrap and the shell that waits for the program."""
+"""Number of processes of a sandbox in addition to those of the program, such as bubblewrap and the shell that waits for the
+program."""
 _GONE_WITHIN_S = 0.4
 
 
@@ -380,7 +399,7 @@ class RunCgroup:
     """The cgroup of one run."""
 
     def __init__(self, parent: Path, limits: Limits) -> None:
-        """Make an empty cgroup. Raises SandboxError if the kernel does not allow it."""
+        """Create an empty cgroup with the given limits; raise SandboxError if the kernel does not allow it."""
         self._folder = parent / f"{_RUN}{os.getpid()}-{secrets.token_hex(8)}"
         try:
             self._folder.mkdir()
@@ -394,7 +413,10 @@ class RunCgroup:
             raise SandboxError(f"No cgroup can be made in {parent}: {error.strerror}.") from error
 
     def add(self, pid: int) -> None:
-        """Move a process into the cgroup; the children that it starts later are in the cgroup too. Raises SandboxError."""
+        """Move a process into the cgroup; raise SandboxError if this fails.
+
+        Children that the process starts later are also in the cgroup.
+        """
         try:
             self._write("cgroup.procs", pid)
         except OSError as error:
@@ -403,16 +425,19 @@ class RunCgroup:
             ) from error
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of all processes that have ever run in the cgroup."""
+        """Return the total CPU time in seconds of all processes that have ever run in the cgroup."""
         return self._numbers("cpu.stat").get("usage_usec", 0) / 1e6
 
     def memory_bytes(self) -> int:
-        """Return the cgroup's memory that the kernel cannot drop: everything except pages of files that are also on disk."""
+        """Return the size in bytes of the memory of the cgroup that the kernel cannot reclaim.
+
+        This is all memory except pages of files that are also on disk.
+        """
         held = self._numbers("memory.stat")
         return int((self._folder / "memory.current").read_text()) - held.get("file", 0) + held.get("shmem", 0)
 
     def ran_out_of_memory(self) -> bool:
-        """Return whether the kernel has killed a process in the cgroup because the cgroup's memory was full."""
+        """Return whether the kernel has killed a process in the cgroup because the memory of the cgroup was full."""
         return self._numbers("memory.events").get("oom_kill", 0) > 0
 
     def kill(self) -> None:
@@ -421,7 +446,10 @@ class RunCgroup:
             self._write("cgroup.kill", 1)
 
     def close(self) -> None:
-        """Remove the cgroup once its killed processes have ended. If they take long, closing another cgroup later removes it."""
+        """Remove the cgroup after its killed processes have exited.
+
+        If they take too long to exit, the cgroup is removed when another cgroup is closed.
+        """
         until = time.monotonic() + _GONE_WITHIN_S
         _left.add(self._folder)
         while True:
@@ -446,12 +474,12 @@ class RunCgroup:
 
 
 _left: set[Path] = set()
-"""Cgroups of finished runs whose killed processes had not ended yet."""
+"""Cgroups of finished runs whose killed processes have not exited yet."""
 
 
 @functools.cache
 def strong_or_why_not() -> Path | str:
-    """Return the folder in which cgroups of runs can be made, or the reason why there is no such folder."""
+    """Return the folder in which cgroups of runs can be created, or the reason why there is no such folder."""
     try:
         return find_folder(_ROOT, _OWN)
     except SandboxError as error:
@@ -459,9 +487,10 @@ def strong_or_why_not() -> Path | str:
 
 
 def find_folder(root: Path, own: Path) -> Path:
-    """Return the folder in which cgroups of runs can be made, given a cgroup file system and a file like /proc/self/cgroup.
+    """Return the folder in which cgroups of runs can be created.
 
-    Raises SandboxError with the reason if there is no such folder.
+    `root` is a cgroup file system, and `own` is a file in the format of /proc/self/cgroup. Raises SandboxError with the reason
+    if there is no such folder.
     """
     paths = [line.removeprefix("0::/") for line in own.read_text().splitlines() if line.startswith("0::/")]
     if not paths or not (root / "cgroup.controllers").is_file():

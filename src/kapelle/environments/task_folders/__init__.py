@@ -1,1 +1,1 @@
-"""Task folders in the formats of Harbor and terminal-bench; the folder's tests give the reward."""
+"""Task folders in the formats of Harbor and terminal-bench, whose tests give the reward."""

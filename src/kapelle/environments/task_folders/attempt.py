@@ -2,9 +2,9 @@
 
     files of the task ─▶ Workplace: the agent's programs ─▶ entries (limited, checked) ─▶ grade: tests ─▶ report ─▶ reward
 
-The agent's sandbox ends before the tests' sandbox begins. Only files, folders and links inside the task's folders are passed on, as
-data. The tests' files are read-only in the tests' sandbox. Process 1 of this sandbox, which no program can reach, reports the result
-of the tests after it has killed all other processes.
+The sandbox of the agent is stopped before the sandbox of the tests starts. Only files, folders and links inside the folders of
+the task are copied to the second sandbox, as data. The files of the tests are read-only in this sandbox. Process 1 of this
+sandbox, which no program can control, reports the result of the tests after it has killed all other processes.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from kapelle.types import Json
 DRIVER = "/kapelle/driver.py"
 OUTPUT = f"{VERIFIER}/test-stdout.txt"
 REWARDS = ("reward.json", "reward.txt")
-"""Files that a test script writes; Harbor reads the first file if both exist."""
+"""Names of the files to which a test script may write rewards. Harbor reads the first file if both exist."""
 SETUP_S = 30.0
-"""Additional seconds beyond a task's own time limits for copying files."""
+"""Additional time in seconds for copying files, beyond the time limits of a task."""
 LEAST_MB = 256
-"""Minimum memory in mebibytes, which is needed to unpack a task's files."""
+"""Minimum memory limit in mebibytes, which is needed to unpack the files of a task."""
 SAID_BYTES = 256 << 10
-"""Maximum number of bytes of the tests' output that are kept."""
+"""Maximum number of bytes of the output of the tests that are kept."""
 Entries = list[list[Any]]
 """Files in the format of `driver`: lists of path, kind, mode and content."""
 
@@ -54,40 +54,40 @@ class Room:
     """The limits and contents of the sandboxes."""
 
     memory_mb: int
-    """Maximum memory of all programs and files, in mebibytes."""
+    """Maximum memory in mebibytes of all programs and files."""
     disk_mb: int
-    """Maximum size of the files in one folder, in mebibytes."""
+    """Maximum total size in mebibytes of the files in one folder."""
     left_mb: int
-    """Maximum size of the files at the end of an episode, in mebibytes."""
+    """Maximum total size in mebibytes of the files at the end of an episode."""
     processes: int
     packages: tuple[str, ...]
-    """Python packages of this installation, with their requirements."""
+    """Installed Python packages that are available in the sandboxes, together with their dependencies."""
     visible: tuple[str, ...] = ()
-    """Additional files and folders of this machine that the agent's programs may read."""
+    """Additional files and folders of the host that the programs of the agent may read."""
     files: tuple[str, ...] = ()
-    """Files of the agent's programs, which are copied to `AGENT`."""
+    """Files of the programs of the agent, which are copied to `AGENT`."""
     socket: str | None = None
-    """A Unix socket of this machine for calls to the policy."""
+    """Path of a Unix socket of the host for calls to the policy."""
     address_mb: int | None = None
-    """Address space of each program in mebibytes; None means `memory_mb`."""
+    """Maximum address space in mebibytes of each program. With None, the limit is `memory_mb`."""
 
 
 MOST_FILES = 4096
 """Maximum number of files at the end of an episode."""
 PORT = 8000
-"""Port of the relay in the sandbox."""
+"""Port of the relay in the sandbox of the agent."""
 SOCKET = "/run/policy"
 AGENT = "/agent"
 INSTRUCTION = f"{AGENT}/instruction.md"
-"""The file that contains the task's instruction."""
+"""Path of the file in the sandbox that contains the instruction of the task."""
 
 
 class WorkspaceClosed(Exception):
-    """The agent's sandbox has ended; the message gives the reason."""
+    """Raised if the sandbox of the agent has stopped; the message gives the reason."""
 
 
 class Workplace:
-    """The agent's sandbox, which starts with the first command."""
+    """The sandbox of the agent, which starts with the first command."""
 
     def __init__(self, task: TaskFolder, room: Room) -> None:
         self.task, self._room = task, room
@@ -96,14 +96,14 @@ class Workplace:
         self._over = False
 
     def put(self, entries: Entries) -> None:
-        """Write files and folders; raise WorkspaceClosed if the sandbox has ended."""
+        """Write files and folders to the sandbox; raise WorkspaceClosed if the sandbox has stopped."""
         with self._lock:
             self._ask("put", SETUP_S, entries=entries)
 
     def run(self, command: Sequence[str], seconds: float, most: int) -> tuple[int | None, str]:
-        """Run a command in the working directory; return its exit code (None if it took too long) and output.
+        """Run a command in the working directory; return its exit code (None if it exceeds its time limit) and its output.
 
-        Raises WorkspaceClosed if the sandbox has ended.
+        Raises WorkspaceClosed if the sandbox has stopped.
         """
         with self._lock:
             reply = self._ask("run", seconds + SETUP_S, **self._command(command, {}, seconds, most))
@@ -119,9 +119,10 @@ class Workplace:
         waits: Callable[[], bool],
         stop: threading.Event,
     ) -> tuple[int | None, str]:
-        """Run an agent's program for at most `seconds`, excluding the time in which it `waits` for responses.
+        """Run the program of an agent for at most `seconds`, excluding the time in which `waits` returns True.
 
-        Returns the exit code (None if it took too long) and output; raises WorkspaceClosed if the sandbox has ended or `stop` is set.
+        Returns the exit code (None if the program exceeds its time limit) and the output. Raises WorkspaceClosed if the sandbox
+        has stopped or `stop` is set.
         """
         with self._lock:
             self._ask("launch", SETUP_S, **self._command(command, env, 1e9, most))
@@ -150,7 +151,7 @@ class Workplace:
         }
 
     def take(self) -> tuple[Entries, str | None]:
-        """End the sandbox; return the files of the task's folders, or no files and the reason."""
+        """Stop the sandbox; return the files in the folders of the task, or no files and the reason why they are missing."""
         with self._lock:
             try:
                 if self._over:
@@ -178,7 +179,7 @@ class Workplace:
                 self.close()
 
     def close(self) -> None:
-        """End the sandbox; repeated calls have no effect."""
+        """Stop the sandbox; repeated calls have no effect."""
         with self._lock:
             self._over = True
             if self._session is not None:
@@ -238,19 +239,19 @@ class BuiltTask:
 
     entries: Entries
     failed: tuple[str, ...] = ()
-    """RUN lines that failed in the sandbox."""
+    """RUN lines of the Dockerfile that failed in the sandbox."""
 
 
 _built: dict[int, tuple[TaskFolder, BuiltTask]] = {}
 _building = threading.RLock()
 BUILD_S = 120.0
-"""Time limit of one RUN line in seconds."""
+"""Maximum time in seconds for one RUN line."""
 
 
 def built(task: TaskFolder, room: Room) -> BuiltTask:
-    """Return a task's files after its RUN lines, which run once per process.
+    """Return the files of a task after its RUN lines, which are run once per process.
 
-    Raises SandboxError if there is no sandbox or the lines create too many files.
+    Raises SandboxError if no sandbox is available or the lines create too many files.
     """
     workdir: Entries = [[task.workdir, "folder", 0o755, ""]] if task.workdir.count("/") > 1 else []
     files = [_entry(file.path, file.mode, file.content) for file in task.files]
@@ -285,22 +286,23 @@ def built(task: TaskFolder, room: Room) -> BuiltTask:
 
 @dataclass(frozen=True, slots=True)
 class TaskRunResult:
-    """The result of a task's tests."""
+    """The result of the tests of a task."""
 
     reward: float
     why: str
     said: str = ""
-    """The end of the tests' output."""
+    """The end of the output of the tests."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """The numbers in `reward.json`."""
+    """The numbers in the file `reward.json`, by name."""
 
 
 def grade(
     task: TaskFolder, entries: Entries, room: Room, rewards: tuple[float, float] = (0.0, 1.0)
 ) -> TaskRunResult:
-    """Run a task's tests on an agent's files, and block until the tests end. Raises SandboxError if there is no sandbox.
+    """Run the tests of a task on the files of an agent, and block until the tests end.
 
-    If the result is unclear, the reward is the smaller one of `rewards`.
+    If the result is unclear, the reward is the first number of `rewards`, which is the minimum. Raises SandboxError if no
+    sandbox is available.
     """
     named = [name for name in REWARDS if any(name.encode() in content for _, content in task.tests)]
     reported = [f"{VERIFIER}/{name}" for name in (named or REWARDS)]
@@ -351,7 +353,7 @@ def grade(
 
 
 def read_reward(name: str, text: str) -> dict[str, float] | str:
-    """Return the numbers in a reward file, including `reward`, or why there is no reward."""
+    """Return the numbers in a reward file, including `reward`, or the reason why there is no reward."""
     if name == "reward.txt":
         try:
             number = float(text) if len(text) < 64 else math.nan
@@ -434,7 +436,7 @@ def _tests_command(task: TaskFolder) -> list[str]:
 
 @cache
 def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the files and folders of installed packages and their requirements; raise ConfigError for a missing package."""
+    """Return the files and folders of installed packages and of their dependencies; raise ConfigError for a missing package."""
     from packaging.requirements import Requirement
 
     found, waiting, seen = dict[Path, None](), list(names), set[str]()
@@ -461,7 +463,10 @@ def package_paths(names: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _check_python(shown: str, visible: Sequence[str]) -> None:
-    """Raise ConfigError for a virtual environment whose Python (such as that of pyenv, conda or uv) is outside the sandbox."""
+    """Raise ConfigError for a virtual environment whose Python interpreter is outside the sandbox.
+
+    This is the case for some environments of pyenv, conda or uv.
+    """
     started = Path(shown, "bin", "python")
     found = started.resolve()
     if started.is_symlink() and not any(

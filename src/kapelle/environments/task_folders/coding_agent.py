@@ -1,9 +1,9 @@
-"""Task folders for an existing coding agent, a command-line program that runs unchanged in the sandbox.
+"""Task folders for an existing coding agent, which is a command-line program that runs unchanged in a sandbox.
 
     the agent ── HTTP ─▶ relay of the sandbox ── Unix socket ─▶ policy server ─▶ the episode's agents (workflow `external`)
 
-The program calls `OPENAI_BASE_URL` and can reach nothing else: the sandbox has no network, and the socket only returns responses of
-the agents. The task's tests run when the program ends or its time limit is reached.
+The program calls `OPENAI_BASE_URL` and cannot reach any other server: the sandbox has no network, and the socket only returns
+responses of the trained agents. The tests of the task run when the program ends or its time limit is reached.
 """
 
 from __future__ import annotations
@@ -39,38 +39,42 @@ from kapelle.settings.base import FROM_HERE_ON
 from kapelle.types import Split, Task
 
 MODEL = "team"
-"""The name of a team in training on the policy server; the team's agents are `team/NAME`."""
+"""The name of the trained team on the policy server. The agents of the team are available as the models `team/NAME`."""
 ADDRESS_MB = 128 << 10
-"""Address space of each of an agent's programs in mebibytes. Node's `fetch` reserves 10 GiB for a WebAssembly module; `memory_mb`
-limits how much of the reserved space is used."""
+"""Maximum address space in mebibytes of each program of a coding agent. The limit is large because `fetch` of Node reserves 10
+GiB for a WebAssembly module. `memory_mb` limits how much of the reserved space is used."""
 
 
 class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
-    """A command-line coding agent works on task folders in a sandbox and calls the team; the tests give the reward.
+    """An environment in which a coding agent works on task folders and calls the trained team; the tests give the reward.
 
-    Each episode starts the coding agent once, in the task's folder. Its calls become turns of the agents, which it addresses as the
-    models `team/NAME`.
+    Each episode starts the coding agent once, in the folder of the task. Calls to the models `team/NAME` become turns of the
+    agents with these names.
     """
 
     name: Literal["coding_agent"] = "coding_agent"
     command: Annotated[tuple[str, ...], FROM_HERE_ON] = Field(min_length=1)
-    """The program with its arguments; `{instruction}` stands for the task's text and `{model}` for the first agent's model."""
+    """The coding agent: a program with its arguments. The placeholder `{instruction}` is replaced with the instruction of the
+    task and `{model}` with the model of the first agent."""
     files: tuple[str, ...] = ()
-    """Files of the program, which are copied to `/agent/NAME` in the sandbox."""
+    """Paths of files of the coding agent, which are copied to `/agent/NAME` in the sandbox."""
     visible: tuple[str, ...] = ()
-    """Folders and files of this machine that are visible (read-only) in the sandbox at the same path, such as a virtual environment."""
+    """Folders and files of the host, such as a virtual environment, that are visible (read-only) in the sandbox at the same
+    path."""
     env: Mapping[str, str] = Field(default={})
-    """Additional environment variables for the program."""
+    """Additional environment variables for the coding agent."""
     time_limit: float | None = Field(default=None, gt=0.0)
-    """Time limit of the program in seconds, excluding the time in which it waits for responses; null uses the task's limit."""
+    """Maximum time in seconds for the coding agent, excluding the time in which it waits for responses. With null, the time
+    limit of the task is used."""
     programs: Annotated[int, FROM_HERE_ON] = Field(default=4, ge=1)
-    """Maximum number of programs that run at once."""
+    """Maximum number of coding agents that run concurrently."""
     tool_form: Form | None = None
-    """Format in which agents call the program's tools; null uses the format of their chat template, or `hermes` if it has none."""
+    """Format in which the trained agents call the tools of the coding agent. With null, this is the format of their chat
+    template, or `hermes` if the template has none."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The folders and the program."""
+        """The task folders and the program, by split."""
         test = self.test_path or f"every fifth of {self.path}"
         return {
             "train": f"task folders of {self.path}, for {self.command[0]}",
@@ -83,7 +87,10 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
         return ("the coding agent",)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every task; raise DataError, ConfigError or SandboxError for anything that cannot be used on this machine."""
+        """Read every task and check the sandbox.
+
+        Raises DataError, ConfigError or SandboxError if a task, a setting or the sandbox cannot be used on this machine.
+        """
         self._server().check(agents)
         for name in self.env:
             if name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"):
@@ -93,12 +100,12 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
         self.check_folders(self._room(None))
 
     def descriptors(self, agents: int) -> int:
-        """Return the number of file descriptors of one sandbox and the connections of its program."""
+        """Return the number of file descriptors of one sandbox and of the connections of its program."""
         return 12 + agents
 
     @property
     def demonstrates(self) -> bool:
-        """Whether there is a `teacher`."""
+        """Whether a `teacher` is configured."""
         return self.teacher is not None
 
     def check_server(self, processes: int = 1) -> None:
@@ -106,7 +113,7 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
 
     @contextmanager
     def serve(self, setup: Any, say: Callable[[str, str], None]) -> Iterator[None]:
-        """Run the server for programs, with a socket for sandboxes, while the block runs."""
+        """Run the server for programs, with a socket for sandboxes, while the context is active."""
         with tempfile.TemporaryDirectory(prefix="kapelle-") as folder:
             Path(folder).chmod(
                 0o711
@@ -142,11 +149,11 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
 
     @property
     def key(self) -> str:
-        """The key by which episodes find the server."""
+        """The key with which episodes find the server of the environment."""
         return self.model_dump_json()
 
     def _server(self) -> External:
-        """Return the settings of the server for programs, which uses a free port on this machine only."""
+        """Return the settings of the server for programs, which uses a free port and is reachable only from this machine."""
         return External(
             command=self.command,
             port=0,
@@ -167,7 +174,7 @@ def _filled(word: str, values: Mapping[str, str]) -> str:
 
 
 class RunningAgent:
-    """Runs a coding agent in its sandbox and then the tests, in one thread, which ends with the episode."""
+    """A coding agent and the tests after it, which run in one thread until the end of the episode."""
 
     timed = True
 
@@ -189,11 +196,11 @@ class RunningAgent:
         self._over = asyncio.get_running_loop().run_in_executor(self._thread, self._play)
 
     async def ended(self) -> Outcome | EpisodeError:
-        """Wait for the tests, and return the reward for all agents that were called."""
+        """Wait for the tests and return the outcome, which gives the reward to all agents that were called."""
         return await asyncio.shield(self._over)
 
     async def end(self) -> None:
-        """End the coding agent and its sandbox; wait for tests that are already running."""
+        """Stop the coding agent and its sandbox, but wait for tests that are already running."""
         self._stop.set()
         await asyncio.wait((self._over,))
         self._thread.shutdown()

@@ -1,8 +1,9 @@
-"""Runs inside a task's sandbox: unpacks files, runs commands, relays calls to the policy and returns the files.
+"""Run inside the sandbox of a task: unpack files, run commands, relay calls to the policy and return the files.
 
-`serve` answers requests: each request and each reply is a line with a number and JSON, and a reply has the number of its request.
-`grade` runs a task's tests once without output, because process 1 reports the result. The caller trusts nothing that this file
-returns, because the agent's programs run as the same user. Only the standard library is imported, because sandboxes read this file.
+`serve` answers requests. Each request and each reply is a line with a number and JSON, and a reply has the number of its
+request. `grade` runs the tests of a task once without output, because process 1 reports the result. The caller trusts nothing
+that this file returns, because the programs of the agent run as the same user. This file imports only the standard library,
+because it is copied into sandboxes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 SYSTEM = ("/usr/", "/bin/", "/lib/", "/lib64/", "/kapelle/")
-"""Read-only folders to which links may lead, in addition to the task's folders."""
+"""Read-only folders that may be targets of links, in addition to the folders of the task."""
 VERIFIER = "/logs/verifier"
 OUTPUT = f"{VERIFIER}/test-stdout.txt"
 
@@ -33,7 +34,10 @@ OUTPUT = f"{VERIFIER}/test-stdout.txt"
 
 
 def put(entries: list[list[Any]]) -> None:
-    """Write entries, with links last so that no file is written through a link; skip entries that conflict."""
+    """Write the given entries to the file system; entries that cannot be written are skipped.
+
+    Links are written last, so that no file is written through a link.
+    """
     for path, kind, mode, content in sorted(entries, key=lambda entry: bool(entry[1] == "link")):
         with contextlib.suppress(OSError):
             place = Path(path)
@@ -92,7 +96,7 @@ def take(folders: list[str], most_bytes: int, most_files: int) -> dict[str, Any]
 
 
 def kill_others() -> None:
-    """Kill all processes except this one and process 1."""
+    """Kill all processes except the current process and process 1."""
     until = time.monotonic() + 5.0
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < until:
@@ -104,7 +108,10 @@ def kill_others() -> None:
 
 
 def remove_links_out(folders: list[str]) -> None:
-    """Remove links that lead outside the folders and the system, until no such link is left, because links may form chains."""
+    """Remove all links that lead outside the folders and the system.
+
+    The search is repeated until no such link is left, because links may form chains.
+    """
     inside = tuple(f"{os.path.realpath(folder)}/" for folder in folders) + SYSTEM
     removed = True
     while removed:
@@ -122,9 +129,9 @@ def remove_links_out(folders: list[str]) -> None:
 
 
 def run(command: list[str], cwd: str, env: dict[str, str], seconds: float, most: int) -> dict[str, Any]:
-    """Run a command; return its exit code (None if it took too long) and the beginning and end of its output.
+    """Run a command; return its exit code (None if it exceeds its time limit) and the beginning and end of its output.
 
-    Background processes continue, unless the command takes too long.
+    Background processes of the command continue to run, unless the command exceeds its time limit.
     """
     try:
         process = subprocess.Popen(  # noqa: S603 - this runs inside the sandbox
@@ -171,19 +178,19 @@ _result: dict[str, Any] = {}
 
 
 def launch(**arguments: Any) -> None:
-    """Start to `run` the only background command; `look` reports its end."""
+    """Start the only background command in a thread that calls `run`; `look` reports when the command has ended."""
     _launched.append(threading.Thread(target=lambda: _result.update(run(**arguments)), daemon=True))
     _launched[0].start()
 
 
 def look(seconds: float) -> dict[str, Any]:
-    """Wait up to `seconds` for the launched command; return the result of `run`, or `running` if it has not ended."""
+    """Wait up to `seconds` for the background command and return the result of `run`, or `running` if it has not ended."""
     _launched[0].join(seconds)
     return {"running": True} if _launched[0].is_alive() else _result
 
 
 def grade(request: dict[str, Any]) -> None:
-    """Unpack an agent's files, then run the tests once and write their output to a file."""
+    """Unpack the files of an agent, then run the tests once and write their output to a file."""
     put(request["entries"])
     remove_links_out(request["folders"])
     Path(VERIFIER).mkdir(parents=True, exist_ok=True)
@@ -198,7 +205,7 @@ def grade(request: dict[str, Any]) -> None:
 
 
 def relay(port: int, out: str) -> None:
-    """Listen on a loopback port, and relay each connection to a Unix socket."""
+    """Listen on a loopback port and relay each connection to a Unix socket."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
@@ -231,7 +238,7 @@ def relay(port: int, out: str) -> None:
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests until the input ends."""
+    """Answer requests from a stream until the stream ends."""
     functions: dict[str, Callable[..., dict[str, Any] | None]] = {
         "put": put,
         "run": run,

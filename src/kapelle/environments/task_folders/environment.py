@@ -1,4 +1,4 @@
-"""Task folders for kapelle's own agents, which use a shell tool in the task's folder; the task's tests give the reward."""
+"""Task folders for agents that use a shell tool in the folder of the task; the tests of the task give the reward."""
 
 from __future__ import annotations
 
@@ -35,41 +35,47 @@ from kapelle.settings.base import FREE, FROM_HERE_ON, Settings
 from kapelle.types import Json, Message, Split, Task
 
 HELD_OUT = 5
-"""Every fifth task of a single folder is a test task."""
+"""Reciprocal of the fraction of test tasks in a single folder: every fifth task is a test task."""
 
 
 class FolderSettings(Settings, Reads, Reporting):
     """Settings of both environments with task folders: the tasks and the limits of the sandbox."""
 
     path: str
-    """A folder of task folders in the format of Harbor (`task.toml`) or terminal-bench (`task.yaml`)."""
+    """Path of a task folder, or of a folder that contains task folders, in the format of Harbor (`task.toml`) or terminal-bench
+    (`task.yaml`)."""
     test_path: str | None = None
-    """Another folder with the test tasks; null holds out every fifth task of `path`, chosen by a hash of its name."""
+    """Path of a separate folder with the test tasks. With null, every fifth task of `path` is held out for testing, selected by
+    a hash of the name of the task."""
     tests: Runner = "script"
-    """How tests run: `script` is the task's own script, `pytest` runs its files `test_….py`, which must all pass."""
+    """How the tests of a task are run. `script` runs the test script of the task. `pytest` runs the files `test_….py` of the
+    task; all of their tests must pass."""
     run_lines: RunLines = "refuse"
-    """RUN lines of a Dockerfile raise an error (`refuse`), are skipped (`skip`), or run in the sandbox without network and root
-    (`run`). `kapelle validate` lists the lines that were skipped or failed."""
+    """How RUN lines of a Dockerfile are handled. With `refuse`, a RUN line raises an error. With `skip`, RUN lines are skipped.
+    With `run`, RUN lines run in the sandbox without network access and without root permissions. `kapelle validate` lists
+    the lines that were skipped or failed."""
     unplayable: Literal["refuse", "leave_out"] = "refuse"
-    """An unsupported task stops the run before it begins (`refuse`), or is excluded and reported (`leave_out`)."""
+    """How unsupported tasks are handled. With `refuse`, an unsupported task stops the run before it begins. With `leave_out`,
+    the task is excluded and reported."""
     packages: tuple[str, ...] = ("pytest",)
-    """Python packages of this installation that the sandbox contains, with their requirements."""
+    """Installed Python packages that are available in the sandbox, together with their dependencies."""
     memory_mb: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=64)
-    """Maximum memory for all programs and files of an episode, in mebibytes; a task may set a lower limit."""
+    """Maximum memory in mebibytes for all programs and files of an episode. A task may set a lower limit."""
     disk_mb: Annotated[int, FROM_HERE_ON] = Field(default=128, ge=1)
-    """Maximum size of the files in one folder of the sandbox, in mebibytes."""
+    """Maximum total size in mebibytes of the files in one writable folder of the sandbox."""
     left_mb: int = Field(default=32, ge=1)
-    """Maximum size of the files at the end of an episode, in mebibytes; larger files give the smallest reward."""
+    """Maximum total size in mebibytes of the files at the end of an episode. If the files are larger, the episode receives the
+    minimum reward."""
     processes: Annotated[int, FROM_HERE_ON] = Field(default=64, ge=8)
     """Maximum number of processes and threads in an episode."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range from 0 to 1."""
+        """The minimum and maximum reward, which are 0 and 1."""
         return (0.0, 1.0)
 
     def room(self) -> Room:
-        """Return the limits of the sandbox."""
+        """Return the limits and contents of the sandbox."""
         return Room(self.memory_mb, self.disk_mb, self.left_mb, self.processes, self.packages)
 
     def folders(self, split: Split) -> tuple[TaskFolder, ...]:
@@ -81,26 +87,26 @@ class FolderSettings(Settings, Reads, Reporting):
         return _splits(self.path, self.test_path, self.tests, self.run_lines, leave_out)[split]
 
     def skipped(self) -> Mapping[Split, str]:
-        """Return for each split how many folders are excluded, and why the first of them is excluded."""
+        """Return the number of excluded folders of each split and the reason why the first folder is excluded."""
         splits: tuple[Split, ...] = ("train", "test")
         found = {split: self._split(split).excluded for split in splits}
         return {split: f"{len(why)} task folders; the first: {why[0]}" for split, why in found.items() if why}
 
     def size(self, split: Split) -> int | None:
-        """Return the number of task folders."""
+        """Return the number of tasks of a split."""
         return len(self.folders(split))
 
     def task(self, split: Split, index: int) -> Task:
-        """Return the task at an index of the tasks sorted by name."""
+        """Return the task at an index; tasks are sorted by name."""
         folder = self.folders(split)[index]
         return Task(f"{split}-{folder.name}", folder.instruction, {"split": split, "index": index})
 
     def folder_of(self, task: Task) -> TaskFolder:
-        """Return the folder of a task."""
+        """Return the task folder of a task."""
         return self.folders(task.data["split"])[task.data["index"]]
 
     def check_folders(self, room: Room) -> None:
-        """Raise DataError, ConfigError or SandboxError for unusable tasks, packages or machines."""
+        """Check the tasks, packages and sandbox; raise DataError, ConfigError or SandboxError if they cannot be used."""
         for split in ("train", "test"):
             if not self.folders(split):
                 why = self.skipped().get(split)
@@ -112,7 +118,7 @@ class FolderSettings(Settings, Reads, Reporting):
         check_room(room)
 
     def contents(self) -> Mapping[str, str]:
-        """Return a hash of each task, by the path of its folder."""
+        """Return a mapping from the path of each task folder to a hash of the task."""
         found = {}
         for split, place in (("train", self.path), ("test", self.test_path or self.path)):
             for folder in self.folders("train" if split == "train" else "test"):
@@ -120,7 +126,7 @@ class FolderSettings(Settings, Reads, Reporting):
         return found
 
     def doubts(self) -> Sequence[str]:
-        """Return a message about training on a benchmark, and a message for each task with skipped or failed RUN lines."""
+        """Return warnings about training on a benchmark and about tasks whose RUN lines were skipped or failed."""
         benchmarks = [folder.name for folder in self.folders("train") if folder.benchmark]
         message = (
             f"{len(benchmarks)} training tasks are marked as part of a benchmark, on which models should never be trained "
@@ -148,7 +154,7 @@ class FolderSplit:
 
     tasks: tuple[TaskFolder, ...]
     excluded: tuple[str, ...]
-    """The reason for each excluded folder."""
+    """The reasons why folders are excluded, one reason per folder."""
 
 
 @cache
@@ -187,22 +193,22 @@ def _splits(
 
 
 class TaskFolders(CallSettings, FolderSettings, Scripted):
-    """Shell tasks: agents run commands in a copy of the task's folder, and the task's tests give all agents the same reward."""
+    """An environment of shell tasks: agents run commands in a copy of the task folder, and its tests give all agents the same reward."""
 
     name: Literal["task_folders"] = "task_folders"
     max_turns: int = Field(default=16, ge=1)
-    """Maximum number of turns of an agent; if there is no final message by then, the reward is 0."""
+    """Maximum number of turns of an agent. If an agent has sent no final message after this number of turns, the reward is 0."""
     call_s: Annotated[float, FREE] = Field(default=60.0, gt=0.0)
-    """Time limit of one command in seconds."""
+    """Maximum time in seconds for one command."""
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """The folders."""
+        """The task folders, by split."""
         test = self.test_path or f"every fifth of {self.path}"
         return {"train": f"task folders of {self.path}", "test": f"task folders: {test}"}
 
     def check(self, agents: Sequence[str]) -> None:
-        """Read every task; raise DataError for an unsupported task, SandboxError if there is no sandbox."""
+        """Read every task; raise DataError for an unsupported task and SandboxError if no sandbox is available."""
         self.check_folders(self.room())
 
     def descriptors(self, agents: int) -> int:
@@ -220,7 +226,7 @@ class TaskFolders(CallSettings, FolderSettings, Scripted):
         return ToolsState(FolderState(task, agents, place, self.room()), boxes, schemas, waiting)
 
     def script(self, agent: str, task: Task, messages: Sequence[Message], seed: int) -> str:
-        """Return the task's solution as one command, then a final message; raise ConfigError if the task has no solution."""
+        """Return the solution of the task as one command, then a final message; raise ConfigError if the task has no solution."""
         solution = self.folder_of(task).solution
         if solution is None:
             raise ConfigError(f"The task {task.id} has no solution. Add the file solution/solve.sh.")
@@ -230,7 +236,7 @@ class TaskFolders(CallSettings, FolderSettings, Scripted):
 
 
 class Shell(Toolbox):
-    """The tool `shell`, which runs a command in the team's folder."""
+    """The tool `shell`, which runs a command in the folder of the team."""
 
     def __init__(self, place: Workplace, call_s: float, most: int) -> None:
         self._place, self._call_s, self._most = place, call_s, most
@@ -240,7 +246,7 @@ class Shell(Toolbox):
         super().__init__(Tool(schema, self.run))
 
     def run(self, arguments: Mapping[str, Json]) -> str:
-        """Run `command`; raise ToolFault if the sandbox has ended."""
+        """Run the string `command` and return its output; raise ToolFault if the sandbox has stopped."""
         command = arguments["command"]
         if "\0" in command or len(command) > 100_000:
             raise ToolFault(
@@ -258,12 +264,12 @@ class Shell(Toolbox):
         return output if code == 0 and output.strip() else f"{output}\n(exit code {code})".lstrip()
 
     def close(self) -> None:
-        """End the sandbox."""
+        """Stop the sandbox of the team."""
         self._place.close()
 
 
 class FolderState(BaseState):
-    """The state of one episode; the tests run after the team's final messages."""
+    """The state of one episode; the tests run after the final messages of the team."""
 
     def __init__(self, task: Task, agents: Sequence[str], place: Workplace, room: Room) -> None:
         super().__init__(task, agents)
@@ -271,7 +277,7 @@ class FolderState(BaseState):
         self._verdict: TaskRunResult | None = None
 
     async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
-        """Run the tests on the team's files."""
+        """Run the tests on the files of the team and set the rewards."""
         require_agents(actions, self.agents, "answered")
         resume_deadline = pause_deadline()  # tests have their own time limit
         try:
@@ -284,14 +290,14 @@ class FolderState(BaseState):
         return {}
 
     def outcome(self) -> Outcome:
-        """Return the result of the tests."""
+        """Return the result of the tests as the outcome of the episode."""
         if self._verdict is None:
             return Outcome({}, 0.0, truncated=True)
         return Outcome(self.rewards, self.success, verdict_info(self._verdict))
 
 
 def finish(place: Workplace, room: Room) -> TaskRunResult:
-    """End the agent's sandbox and grade its files; raise EpisodeError if there is no sandbox for the tests."""
+    """Stop the sandbox of the agents and grade their files; raise EpisodeError if no sandbox is available for the tests."""
     try:
         entries, why = place.take()
         return (
@@ -304,5 +310,5 @@ def finish(place: Workplace, room: Room) -> TaskRunResult:
 
 
 def verdict_info(verdict: TaskRunResult) -> dict[str, Json]:
-    """Return a verdict in the form for the episode's record."""
+    """Return the result of the tests in the form in which the record of an episode stores it."""
     return {"tests": verdict.why, "tests_said": verdict.said, "rewards": dict(verdict.parts)}

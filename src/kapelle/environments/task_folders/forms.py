@@ -1,4 +1,4 @@
-"""Reads task folders in the formats of Harbor (`task.toml`) and terminal-bench (`task.yaml`).
+"""Read task folders in the formats of Harbor (`task.toml`) and terminal-bench (`task.yaml`).
 
     Harbor                              terminal-bench
     task.toml, instruction.md           task.yaml (`instruction`, limits, parser)
@@ -6,8 +6,8 @@
     tests/test.sh → reward.txt or json  run-tests.sh, tests/ → pytest's summary
     solution/solve.sh                   solution.sh
 
-No image is built. A Dockerfile provides the files, working directories and variables; the system is that of this machine. If a task
-needs anything else, an error names the line.
+No image is built. A Dockerfile provides the files, working directories and variables, and the system is that of the host. If a
+task requires anything else, an error names the line.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from kapelle.settings.overlays import parse_yaml
 TESTS = "/tests"
 VERIFIER = "/logs/verifier"
 MOST_FOLDER_BYTES = 256 << 20
-"""Maximum number of bytes of a task's files, and of its tests."""
+"""Maximum total size in bytes of the files of a task; the same limit applies to its tests."""
 _CLOSED = frozenset([
     "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr",
     "box", "kapelle", "logs", "oracle", "solution", "tests", "tmp",
 ])  # fmt: skip
-"""Top-level folders that a task cannot have, because they belong to the system, the sandbox or the tests."""
+"""Top-level folders that a task cannot use, because they belong to the system, the sandbox or the tests."""
 _DOWNLOADS = re.compile(
     r"\b(?:apt(?:-get)?\s+(?:-\S+\s+)*install|apk\s+add|(?:yum|dnf)\s+install|pip3?\s+install|npm\s+(?:i|ci|install)\b|git\s+clone|"
     r"uvx?\s+\S|conda\s+install|(?:curl|wget)\s[^|;&]*https?://(?!localhost|127\.))"
 )
-"""Commands in a script that download files."""
+"""Regular expression for commands in a script that download files."""
 _NAMED = re.compile(r"(?<![\w.~/-])/([A-Za-z_][\w-]*)/")
-"""The top-level folder of a path in an instruction or a RUN line; such a folder is writable even if it has no files."""
+"""Regular expression for the top-level folder of a path in an instruction or a RUN line. Such a folder is writable in the
+sandbox even if it contains no files."""
 _CANARY = b"terminal-bench-canary"
 Runner = Literal["script", "pytest"]
 RunLines = Literal["refuse", "skip", "run"]
@@ -60,51 +61,54 @@ class FolderFile:
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """A RUN line of a Dockerfile that runs in the sandbox."""
+    """A RUN line of a Dockerfile that is run in the sandbox."""
 
     command: str
     workdir: str
     after: int
-    """Number of the task's files that are copied before the line runs."""
+    """The number of files of the task that are copied before the line is run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFolder:
-    """One task."""
+    """A task that was read from a task folder."""
 
     name: str
-    """The name of the task's folder."""
+    """The name of the task folder."""
     form: Literal["harbor", "terminal-bench"]
     instruction: str
     workdir: str
-    """Working directory of the agent and the tests."""
+    """The working directory of the agent and of the tests."""
     folders: tuple[str, ...]
-    """Folders that contain the task's files and that the agent may change."""
+    """Top-level folders of the sandbox that the agent may change, including all folders with files of the task."""
     files: tuple[FolderFile, ...]
     env: Mapping[str, str]
-    """Environment variables for the agent's programs and the tests."""
+    """Environment variables for the programs of the agent and for the tests."""
     tests: tuple[tuple[str, bytes], ...]
-    """Paths and contents of files that only the tests' sandbox contains."""
+    """Paths and contents of files that only the sandbox of the tests contains."""
     script: str | None
-    """Path of the script that runs the tests; None for pytest on all test files."""
+    """Path of the script that runs the tests. With None, pytest runs all test files."""
     tests_env: Mapping[str, str]
     agent_s: float
     tests_s: float
     memory_mb: int
     solution: str | None
-    """A script that solves the task."""
+    """A script that solves the task, or None if the task has no solution."""
     expected: tuple[str, ...] = ()
-    """Tests that pytest must report as passed; empty if a reward file gives the result."""
+    """Names of the tests that pytest must report as passed; empty if a reward file gives the result."""
     without: tuple[str, ...] = field(default=())
-    """RUN lines that are skipped (`run_lines: skip`)."""
+    """RUN lines of the Dockerfile that are skipped (`run_lines: skip`)."""
     run: tuple[RunLine, ...] = ()
-    """RUN lines that run before the first agent starts (`run_lines: run`)."""
+    """RUN lines of the Dockerfile that are run before the first agent starts (`run_lines: run`)."""
     benchmark: bool = False
-    """Whether the task's files are marked as part of a benchmark, on which models must not be trained."""
+    """Whether the files of the task are marked as part of a benchmark, on which models must not be trained."""
 
 
 def task_folders(path: str) -> tuple[Path, ...]:
-    """Return the path if it is a task folder, otherwise the task folders inside it, sorted by name; raise DataError if none exist."""
+    """Return the path if it is a task folder, otherwise the task folders inside the path, sorted by name.
+
+    Raises DataError if there is no task folder.
+    """
     place = Path(path).expanduser()
     if not place.is_dir():
         raise DataError(
@@ -125,7 +129,7 @@ def _is_task(folder: Path) -> bool:
 
 
 def read_task(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
-    """Read one task; raise DataError, which names the file and line, for anything invalid or unsupported."""
+    """Read one task folder; raise DataError with the file and line of anything invalid or unsupported."""
     read = _harbor if (folder / "task.toml").is_file() else _terminal_bench
     return read(folder, runner, run_lines)
 
@@ -321,9 +325,10 @@ def _test_names(path: str, content: bytes) -> Iterator[str]:
 
 
 def summary_passed(output: str, expected: Sequence[str]) -> tuple[float, str]:
-    """Return 1 if pytest's short summary (`-rA`) lists all expected tests and no failure, otherwise 0, and the reason.
+    """Return a reward and its reason from the short summary of pytest (`-rA`).
 
-    Skipped tests and expected failures count as passed, as in terminal-bench.
+    The reward is 1 if the summary lists all expected tests and no failure, otherwise 0. Skipped tests and expected failures
+    count as passed, as in terminal-bench.
     """
     begun = re.split(r"=+ short test summary info =+", output, maxsplit=1)
     if len(begun) < 2:
@@ -363,11 +368,15 @@ _IGNORED = frozenset([
     "USER", "CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "SHELL", "STOPSIGNAL", "MAINTAINER", "VOLUME",
     "HEALTHCHECK",
 ])  # fmt: skip
-"""Instructions that are ignored; for example, all programs run as the same unprivileged user."""
+"""Instructions of a Dockerfile that are ignored. For example, USER is ignored because all programs run as the same unprivileged
+user."""
 
 
 def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_lines: RunLines) -> _Image:
-    """Return the files and settings of a Dockerfile; raise DataError for unsupported lines. `hidden` files are never copied."""
+    """Return the files and settings of a Dockerfile; raise DataError for unsupported lines.
+
+    Files in `hidden` are never copied.
+    """
     image, variables = _Image(), dict[str, str]()
     for number, keyword, rest in _instructions(_text(path)):
         line = f"{path}, line {number}: {keyword}"
@@ -413,7 +422,7 @@ def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_line
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the line number, keyword and rest of each instruction; continued lines are joined."""
+    """Yield the line number, the keyword and the arguments of each instruction of a Dockerfile; continued lines are joined."""
     begun, held, here = 0, "", ""
     for number, line in enumerate(text.splitlines(), 1):
         if here:  # inside a here-document
@@ -439,7 +448,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
 def _copied(
     line: str, rest: str, image: _Image, context: Path, hidden: frozenset[str]
 ) -> Iterator[FolderFile]:
-    """Yield the files of a COPY or ADD."""
+    """Yield the files that a COPY or ADD instruction copies."""
     flags = re.match(r"(?:--\S+\s+)*", rest)
     assert flags is not None
     for flag in flags[0].split():
@@ -492,7 +501,7 @@ def _filled(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _files_below(folder: Path, hidden: frozenset[str]) -> Iterator[tuple[str, int, bytes]]:
-    """Yield the name, mode and content of the files below a folder, except files in `hidden`."""
+    """Yield the relative path, mode and content of the files below a folder, except files in `hidden`."""
     size = 0
     for place, names, files in os.walk(folder):
         names.sort()
@@ -561,7 +570,7 @@ def _megabytes(table: Mapping[str, Any], where: Path) -> int:
 
 
 def _env(table: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Return environment variables; raise DataError if the value of one comes from this machine."""
+    """Return environment variables from a table; raise DataError if a value refers to a variable of this machine."""
     env = table.get("env", {})
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
         raise DataError(f"{where} is not a table of strings.")

@@ -1,1 +1,1 @@
-"""Tools that agents call."""
+"""Tools that agents can call."""

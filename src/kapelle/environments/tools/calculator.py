@@ -1,4 +1,7 @@
-"""The tool `calculator`: arithmetic with powers and roots. It is exact for fractions, its parser is bounded, and it executes no code."""
+"""The tool `calculator`, which computes arithmetic expressions with powers and roots.
+
+The results are exact for fractions. The parser limits the length of expressions, and no code is executed.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,17 @@ _SCHEMA = one_text(
 
 
 class Calculator(ToolSettings):
-    """The tool `calculator`."""
+    """Settings of the tool `calculator`."""
 
     tool: Literal["calculator"] = "calculator"
 
     def open(self) -> Toolbox:
-        """Return the calculator."""
+        """Return a toolbox that contains the calculator."""
         return Toolbox(Tool(_SCHEMA, calculate))
 
 
 def calculate(arguments: Mapping[str, Json]) -> str:
-    """Return the value of `expression` as a finite decimal or a fraction; irrational roots are given to twelve digits."""
+    """Return the value of `expression` as a finite decimal number or a fraction. Irrational roots are given to twelve digits."""
     text = arguments["expression"]
     expression = parse_expression(text, powers=True)
     if expression is None:

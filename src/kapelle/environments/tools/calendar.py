@@ -1,6 +1,6 @@
-"""Calendar tools: list, create, move and delete the events of one episode, at a fixed time.
+"""Calendar tools, which list, create, move and delete the events of one episode. The time is fixed during an episode.
 
-Events cannot overlap; the error names the conflicting event. The machine's clock is not read, so episodes are reproducible.
+Events cannot overlap; the error message names the conflicting event. The system clock is not read, so episodes are reproducible.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kapelle.settings.base import Settings
 from kapelle.types import Json
 
 MAX_EVENTS = 200
-"""Maximum number of events in a calendar."""
+"""The maximum number of events in a calendar."""
 MAX_TITLE = 120
-"""Maximum number of characters of a title."""
+"""The maximum number of characters of a title."""
 LONGEST = 7 * 24 * 60
-"""Maximum number of minutes of one event."""
+"""The maximum length of an event in minutes."""
 _FORM = "%Y-%m-%d %H:%M"
 
 _START: Mapping[str, Json] = {"type": "string", "description": "such as 2031-03-04 10:00"}
@@ -67,37 +67,37 @@ def _moment(text: str) -> str:
 
 
 Moment = Annotated[str, AfterValidator(_moment)]
-"""A day and a time without a time zone, `YYYY-MM-DD HH:MM`."""
+"""A day and a time without a time zone, in the format `YYYY-MM-DD HH:MM`."""
 
 
 class EventSettings(Settings):
-    """An event at the beginning of an episode."""
+    """Settings of an event that exists at the beginning of an episode."""
 
     title: str = Field(min_length=1, max_length=MAX_TITLE)
     """The title of the event."""
     start: Moment
-    """The start of the event, `YYYY-MM-DD HH:MM`."""
+    """The start of the event, in the format `YYYY-MM-DD HH:MM`."""
     minutes: int = Field(ge=1, le=LONGEST)
     """The length of the event in minutes."""
 
 
 class Calendar(ToolSettings):
-    """The tools `list_events`, `create_event`, `move_event` and `delete_event`; each agent has its own calendar."""
+    """Settings of the tools `list_events`, `create_event`, `move_event` and `delete_event`. Each agent has its own calendar."""
 
     tool: Literal["calendar"] = "calendar"
     now: Moment = "2031-03-03 09:00"
-    """The time during the whole episode, `YYYY-MM-DD HH:MM`."""
+    """The current time during the whole episode, in the format `YYYY-MM-DD HH:MM`."""
     events: tuple[EventSettings, ...] = Field(default=(), max_length=MAX_EVENTS)
-    """Events at the beginning, numbered from 1."""
+    """The events at the beginning of an episode, numbered from 1."""
 
     def open(self) -> Events:
-        """Return the calendar of one episode."""
+        """Return the calendar of one agent for one episode."""
         return Events(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event."""
+    """An event in a calendar."""
 
     title: str
     start: datetime
@@ -105,18 +105,18 @@ class Event:
 
     @property
     def end(self) -> datetime:
-        """The end of the event (exclusive)."""
+        """The time at which the event ends (exclusive)."""
         return self.start + timedelta(minutes=self.minutes)
 
     def line(self) -> str:
-        """Return the event as agents read it."""
+        """Return the event as a line that agents read."""
         end = self.end
         until = end.strftime("%H:%M" if end.date() == self.start.date() else _FORM)
         return f"{self.start.strftime(_FORM)} to {until} {self.title}"
 
 
 class Events(Toolbox):
-    """The events of one agent in one episode."""
+    """The calendar of one agent in one episode."""
 
     def __init__(self, settings: Calendar) -> None:
         self._now = _read(settings.now)
@@ -133,12 +133,12 @@ class Events(Toolbox):
         )
 
     def state(self) -> list[list[Json]]:
-        """Return title, start and minutes of every event, in the order of their starts."""
+        """Return the title, start and length in minutes of every event, ordered by start."""
         held = sorted(self._events.values(), key=lambda event: (event.start, event.title))
         return [[event.title, event.start.strftime(_FORM), event.minutes] for event in held]
 
     def list_events(self, arguments: Mapping[str, Json]) -> str:
-        """Return the time and the events of a day, or all events, in the order of their starts."""
+        """Return the current time, and the events of a day or all events, ordered by start."""
         day = arguments.get("day")
         if day is not None:
             day = _read(f"{day} 00:00").date()
@@ -151,7 +151,7 @@ class Events(Toolbox):
         return "\n".join([f"It is {self._now:%A} {self._now.strftime(_FORM)}.", *(shown or ["No events."])])
 
     def create_event(self, arguments: Mapping[str, Json]) -> str:
-        """Create an event; raise ToolFault if it overlaps another event or there are too many events."""
+        """Create an event. Raises ToolFault if it overlaps another event or the calendar is full."""
         title = " ".join(str(arguments["title"]).split())
         if not 1 <= len(title) <= MAX_TITLE:
             raise ToolFault(f"A title has 1 to {MAX_TITLE} characters, and this one has {len(title):,}.")
@@ -163,7 +163,7 @@ class Events(Toolbox):
         return f"Created [{number}] {event.line()}."
 
     def move_event(self, arguments: Mapping[str, Json]) -> str:
-        """Move an event; raise ToolFault and leave it unchanged if it would overlap another event."""
+        """Move an event. If the event would overlap another event, raises ToolFault and leaves the event unchanged."""
         number = arguments["number"]
         event = self._event(number)
         minutes = int(arguments.get("minutes", event.minutes))
@@ -172,7 +172,7 @@ class Events(Toolbox):
         return f"Moved [{number}] {moved.line()}."
 
     def delete_event(self, arguments: Mapping[str, Json]) -> str:
-        """Delete an event."""
+        """Delete the event with the given number."""
         number = arguments["number"]
         event = self._event(number)
         del self._events[number]
@@ -184,7 +184,7 @@ class Events(Toolbox):
         return self._events[number]
 
     def _placed(self, event: Event, itself: int | None = None) -> Event:
-        """Return the event; raise ToolFault, naming the first conflicting event, if it overlaps."""
+        """Return the event if it fits into the calendar. Raises ToolFault, which names the first conflicting event, if it overlaps."""
         if not 1 <= event.minutes <= LONGEST:
             raise ToolFault(f"An event lasts 1 to {LONGEST:,} minutes.")
         try:

@@ -1,4 +1,4 @@
-"""The interface of a tool: a name, a schema, and a function from arguments to a string."""
+"""The interface of tools. A tool has a name, a schema, and a function that takes arguments and returns a string."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kapelle.types import Json
 
 
 class ToolFault(Exception):
-    """Raised if a call fails; the agent reads the message."""
+    """Raised if a tool call fails. The agent reads the message."""
 
 
 class Lost(ToolFault):
-    """Raised if the connection to a tool's server is lost; only the user reads `stderr`."""
+    """Raised if the connection to the server of a tool is lost. The user, but not the agent, can read `stderr`."""
 
     def __init__(self, why: str, stderr: str = "") -> None:
         super().__init__(why)
         self.stderr = stderr
-        """The end of the server's standard error."""
+        """The end of the server's standard error output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class ToolSchema:
     name: str
     description: str
     parameters: Mapping[str, Json]
-    """JSON schema of an object: `{"type": "object", "properties": {…}, "required": […]}`."""
+    """The JSON schema of the arguments, which describes an object with `properties` and `required`."""
 
     def as_json(self) -> Json:
-        """Return the schema in the format that models know from training."""
+        """Return the schema in the JSON format that models know from training."""
         return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
 
 
 def one_text(name: str, description: str, argument: str, meaning: str | None = None) -> ToolSchema:
-    """Return the schema of a tool with one string argument."""
+    """Return the schema of a tool with a single string argument."""
     description_of = {} if meaning is None else {"description": meaning}
     properties: Json = {argument: {"type": "string", **description_of}}
     return ToolSchema(name, description, {"type": "object", "properties": properties, "required": [argument]})
@@ -51,21 +51,22 @@ def one_text(name: str, description: str, argument: str, meaning: str | None = N
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that can be called."""
+    """A tool with its schema and its function."""
 
     schema: ToolSchema
     call: Callable[[Mapping[str, Json]], str]
-    """Function of arguments that fit the schema. It runs in a thread and may block; for a message to the agent it raises ToolFault."""
+    """A function that takes arguments that fit the schema. The function runs in a thread and may block. To send an error message to
+    the agent, the function raises ToolFault."""
 
 
 class Toolbox:
-    """The tools of one agent in one episode, with their shared state."""
+    """The tools of one agent in one episode, with the state that they share."""
 
     def __init__(self, *tools: Tool) -> None:
         self.tools = tools
 
     def close(self) -> None:
-        """Release the tools' resources (none by default); repeated calls have no effect."""
+        """Release the resources of the tools. Repeated calls have no effect. The default implementation does nothing."""
 
 
 class ToolSettings(Settings):
@@ -75,12 +76,12 @@ class ToolSettings(Settings):
         """Raise ConfigError, DataError or SandboxError if the tools are unavailable on this machine."""
 
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return the schemas, which are the same in every episode."""
+        """Return the schemas of the tools, which are the same in every episode."""
         return tuple(tool.schema for tool in self.open().tools)
 
     @abstractmethod
     def open(self) -> Toolbox:
-        """Return the tools of one agent in one episode; expensive resources start with the first call."""
+        """Return the tools of one agent for one episode. Expensive resources are started by the first call of a tool."""
 
 
 # -------- Arguments of a call, checked against the tool's JSON schema before the call
@@ -99,7 +100,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def fit_arguments(arguments: Mapping[str, Json], schema: Mapping[str, Json]) -> dict[str, Json]:
-    """Return arguments as plain JSON values; raise ToolFault for arguments that violate the schema."""
+    """Return the arguments as plain JSON values. Raises ToolFault if they violate the schema."""
     fitted = _fit(dict(arguments), {"type": "object", **schema}, "the arguments")
     assert isinstance(fitted, dict), "an object stays an object"
     return fitted
@@ -160,18 +161,19 @@ _HOW: Mapping[Form, str] = {
 
 
 def _example(form: Form, name: str) -> str:
-    """Return an example call."""
+    """Return an example of a tool call in the given format."""
     if form == "pythonic":
         return f'{name}(argument="value")'
     return write_calls([ReadCall(name, {"argument": "value"})], form)
 
 
 Listing = Literal["schemas", "signatures"]
-"""How tools are listed: with JSON schemas and a paragraph about calls, or one line each and an example call."""
+"""How tools are described in a prompt. `schemas`: the JSON schema of each tool and a paragraph about calls. `signatures`: one line per
+tool and an example of a call."""
 
 
 def signatures_prompt(schemas: Sequence[Json], form: Form) -> str:
-    """Return the short prompt about tools: `move_event(number, start, minutes=)`, and an example call."""
+    """Return a short prompt with a signature of each tool, such as `move_event(number, start, minutes=)`, and an example of a call."""
     lines = []
     for schema in schemas:
         needed = schema["parameters"].get("required") or ()
@@ -185,7 +187,7 @@ def signatures_prompt(schemas: Sequence[Json], form: Form) -> str:
 
 
 def tools_prompt(schemas: Sequence[Json], form: Form) -> str:
-    """Return the prompt about tools with their JSON schemas."""
+    """Return a prompt with the JSON schema of each tool and an explanation of how to call tools."""
     listed = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
     example = _example(form, "tool_name" if form in ("pythonic", "harmony") else "tool name")
     if form == "pythonic":

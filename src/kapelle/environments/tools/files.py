@@ -1,6 +1,6 @@
-"""File tools for one folder: each part of a path is opened relative to the previous part, and links are never followed.
+"""File tools for a folder. Each part of a path is opened relative to the previous part, and links are never followed.
 
-An opened file is therefore always inside the root, even if another process changes the folder at the same time.
+An opened file is therefore always inside the root folder, even if another process changes the folder at the same time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 200
 MAX_DEPTH = 32
-"""Maximum number of parts of a path; a tree of thousands of levels is hard to remove."""
+"""The maximum number of parts of a path. Trees with thousands of levels are difficult to delete."""
 MAX_READ = 20_000
-"""Maximum number of characters of one result."""
+"""The maximum number of characters of a result."""
 MAX_WRITTEN = 1 << 20
-"""Maximum number of bytes of one file."""
+"""The maximum size of a file in bytes."""
 
 _PATH: Mapping[str, Json] = {"type": "string", "description": "relative, such as notes/today.txt"}
 _LIST = ToolSchema(
@@ -58,17 +58,18 @@ _WRITE = ToolSchema(
 
 
 class Files(ToolSettings, Reads):
-    """The tools `list_files` and `read_file`, and `write_file` if `write` is true."""
+    """Settings of the tools `list_files` and `read_file`, and of `write_file` if `write` is true."""
 
     tool: Literal["files"] = "files"
     root: str | None = None
-    """The folder; paths outside it are rejected. If it is null and `write` is true, each episode has an empty folder for notes."""
+    """The root folder. Paths outside this folder are rejected. If null and `write` is true, each episode has an empty folder for
+    notes."""
     write: bool = False
-    """True: each agent has a writable copy of the folder for the episode."""
+    """Whether agents can write files. If true, each agent has its own writable copy of the folder in each episode."""
     files: int = Field(default=200, ge=1)
-    """Maximum number of files that an agent writes in an episode."""
+    """The maximum number of files that an agent may write in an episode."""
     texts: Mapping[str, str] = Field(default_factory=dict)
-    """Path → text of the files in the new folder, if there is no `root`."""
+    """Mapping from the path of a file to its text. If there is no `root`, the new folder of an episode contains these files."""
 
     @model_validator(mode="after")
     def _check_folder(self) -> Files:
@@ -94,24 +95,24 @@ class Files(ToolSettings, Reads):
         return self
 
     def contents(self) -> Mapping[str, str]:
-        """Return the folder with a hash of its content."""
+        """Return a mapping from the root folder to a hash of its content."""
         return {} if self.root is None else {self.root: folder_content(Path(self.root).expanduser())}
 
     def check(self) -> None:
-        """Raise DataError if the folder is missing."""
+        """Raise DataError if the root folder does not exist."""
         if self.root is not None and not Path(self.root).expanduser().is_dir():
             raise DataError(
                 f"There is no folder '{self.root}'. Set `root` of the tool `files` to an existing folder."
             )
 
     def open(self) -> Folder:
-        """Return the folder; if a copy is needed, it is made on first use."""
+        """Return the tools for the folder. If a copy of the folder is needed, it is created on first use."""
         root = None if self.root is None else Path(self.root).expanduser()
         return Folder(root, self.files if self.write else 0, self.texts)
 
 
 class Folder(Toolbox):
-    """A folder as an agent may use it."""
+    """The folder of one agent in one episode."""
 
     def __init__(self, root: Path | None, writes: int, texts: Mapping[str, str] | None = None) -> None:
         self._root = root
@@ -140,7 +141,7 @@ class Folder(Toolbox):
         return Path(self._copied.name, "files")
 
     def state(self) -> dict[str, str]:
-        """Return the path and text of every file at the end of the episode, sorted by path; links are excluded."""
+        """Return the path and the text of every regular file, sorted by path. Links are excluded."""
         if self._copied is None and self._root is None:
             return dict(sorted(self._texts.items()))
         root = self._path()
@@ -153,7 +154,7 @@ class Folder(Toolbox):
         return dict(sorted(found.items()))
 
     def list_files(self, arguments: Mapping[str, Json]) -> str:
-        """Return the names in a folder; names of folders end with a slash."""
+        """Return the names of the files and folders in a folder. The names of folders end with a slash."""
         with self._folder(_parts(arguments.get("folder", "."))) as opened:
             names = sorted(os.listdir(opened))  # noqa: PTH208 (a descriptor, not a path)
             shown = []
@@ -167,7 +168,7 @@ class Folder(Toolbox):
         return "\n".join([*shown, *([f"… and {more} more"] if more else [])]) or "(empty)"
 
     def read_file(self, arguments: Mapping[str, Json]) -> str:
-        """Return a file's text from a given line, up to the limit of one call."""
+        """Return the text of a file, beginning at a given line, up to the maximum number of characters of a result."""
         parts = _parts(arguments["path"])
         if not parts:
             raise ToolFault("That is a folder. Use `list_files`.")
@@ -187,7 +188,7 @@ class Folder(Toolbox):
         return f"{shown}… go on with from_line {first + shown.count(chr(10))}"
 
     def write_file(self, arguments: Mapping[str, Json]) -> str:
-        """Write a file; raise ToolFault if there are too many files or too many bytes."""
+        """Write a file. Raises ToolFault if too many files have been written or the text is too long."""
         parts, data = _parts(arguments["path"]), str(arguments["text"]).encode("utf-8", errors="replace")
         if not parts:
             raise ToolFault("That is a folder. Name a file in it.")
@@ -207,7 +208,7 @@ class Folder(Toolbox):
 
     @contextmanager
     def _folder(self, parts: list[str], *, create: bool = False) -> Iterator[int]:
-        """Open a folder inside the root, one part of the path at a time."""
+        """Open a folder inside the root folder, one part of the path after another."""
         opened = os.open(self._path(), os.O_RDONLY | os.O_DIRECTORY)
         try:
             for part in parts:
@@ -227,14 +228,14 @@ class Folder(Toolbox):
             os.close(opened)
 
     def close(self) -> None:
-        """Remove the copy."""
+        """Delete the copy of the folder."""
         if self._copied is not None:
             self._copied.cleanup()
             self._copied = None
 
 
 def _special(folder: str, names: Sequence[str]) -> list[str]:
-    """Return the names of pipes, sockets and devices, which are not copied."""
+    """Return the names of pipes, sockets and devices in a folder, which are not copied."""
     kinds = {name: os.lstat(Path(folder, name)).st_mode for name in names}
     return [
         name

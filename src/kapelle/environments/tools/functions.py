@@ -1,4 +1,4 @@
-"""Typed Python functions as tools: the signature gives the schema, and the docstring gives the description."""
+"""Typed Python functions as tools. The schema is derived from the function's signature, and the description from its docstring."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ _NAMES: Mapping[object, str] = {
 
 
 class Functions(ToolSettings):
-    """Your own functions, which run in this process with its permissions."""
+    """Settings of tools that are the user's own Python functions, which run in this process with its permissions."""
 
     tool: Literal["functions"] = "functions"
     functions: tuple[str, ...] = Field(min_length=1)
-    """The functions, each as `module:function` or `path/file.py:function`. They are trusted code; an agent chooses only the arguments."""
+    """The functions, each written as `module:function` or `path/file.py:function`. The code of the functions must be trusted; an agent
+    chooses only the arguments."""
     _held: Mapping[str, Callable[..., Any]] = PrivateAttr(default_factory=dict)
 
     @property
     def held(self) -> Sequence[str]:
-        """Names of the functions that exist only in this process."""
+        """The names of the functions that exist only in this process."""
         return [name.partition(":")[2] for name in self.functions if name.startswith(f"{IN_MEMORY}:")]
 
     def check(self) -> None:
-        """Import the functions; raise ConfigError if a function is missing or an argument has an unknown type."""
+        """Import the functions. Raises ConfigError if a function is missing or an argument has an unsupported type."""
         self.schemas()
 
     def open(self) -> Toolbox:
-        """Return the functions; all episodes share their state."""
+        """Return the functions as tools. The state of the functions is shared by all episodes."""
         return Toolbox(*self._tools)
 
     @cached_property
@@ -55,16 +56,16 @@ class Functions(ToolSettings):
         return [function_tool(find_object(name, "tool", held=self._held)) for name in self.functions]
 
     def holding(self, held: Mapping[str, Callable[..., Any]]) -> Functions:
-        """Set the functions to which `in-memory:name` refers, and return these settings."""
+        """Set the functions to which names such as `in-memory:name` refer, and return these settings."""
         self._held = held
         return self
 
 
 def function_tool(function: Callable[..., Any]) -> Tool:
-    """Return a function as a tool; raise ConfigError if its signature gives no schema.
+    """Return a function as a tool. Raises ConfigError if no schema can be derived from the function's signature.
 
-    The first paragraph of the docstring describes the function, and its section `Args:` describes the arguments. A coroutine is
-    awaited.
+    The first paragraph of the docstring is the description of the tool, and its section `Args:` describes the arguments. A
+    coroutine function is supported; its result is awaited.
     """
     if not inspect.isroutine(function):
         raise ConfigError(
@@ -100,7 +101,7 @@ def function_tool(function: Callable[..., Any]) -> Tool:
 
 
 def _meanings(doc: str) -> dict[str, str]:
-    """Return the description of each argument in the section `Args:` of a Google-style docstring."""
+    """Return the description of each argument in the section `Args:` of a docstring in Google style."""
     section = re.search(r"^Arg(?:ument)?s:\n((?:[ \t]+.*\n?|\n)+)", doc, re.MULTILINE)
     body = inspect.cleandoc(f"\n{section[1]}") if section else ""
     found = re.findall(r"^(\w+)[^:\n]*:((?:.*)(?:\n[ \t]+.*)*)", body, re.MULTILINE)

@@ -1,7 +1,7 @@
-"""Tools of an MCP server (Model Context Protocol), which is a local program or a server on the network.
+"""Tools of an MCP server (Model Context Protocol). The server is a local program or runs on the network.
 
-`mcp_session` manages the connection with the official package (the extra `mcp`). Resources, prompts and sampling are not supported.
-Messages have a size limit, and a server that misses a deadline is disconnected.
+The module `mcp_session` manages the connection with the official package (the extra `mcp`). Resources, prompts and sampling are not
+supported. Messages have a maximum size, and a server that does not respond in time is disconnected.
 """
 
 from __future__ import annotations
@@ -45,29 +45,30 @@ _OURS = frozenset(
         "upgrade",
     ]
 )
-"""Headers that the protocol itself uses, in addition to all headers that begin with `mcp-`."""
+"""Headers that the protocol itself uses, in addition to all headers whose names begin with `mcp-`."""
 
 
 class Mcp(ToolSettings, StartsProgram):
-    """The tools of one server; every agent of every episode has its own process or session."""
+    """Settings of the tools of one MCP server. Every agent of every episode has its own process or session."""
 
     tool: Literal["mcp"] = "mcp"
     descriptors: ClassVar[int] = 3
-    """Number of file descriptors of one server: two pipes and a file, or one connection."""
+    """The number of file descriptors that a server needs: two pipes and a file, or one connection."""
     command: tuple[str, ...] = ()
-    """The program with its arguments; it runs with this process's permissions, outside the sandbox."""
+    """The program of the server, with its arguments. The program runs with the permissions of this process, outside the sandbox."""
     url: str | None = None
-    """The address of a server with streamable HTTP, which replaces the command."""
+    """The URL of a server that supports streamable HTTP. Set either `url` or `command`."""
     local: bool = False
-    """True: `url` may lead to this machine or its network."""
+    """Whether `url` may refer to this machine or its local network."""
     key_env: Annotated[str | None, FREE] = None
-    """Environment variable with a bearer token for `url`."""
+    """The name of the environment variable that holds a bearer token for `url`."""
     headers_env: Annotated[Mapping[str, str], FREE] = Field(default_factory=dict)
-    """Additional headers for `url`, each with the environment variable that holds its value: `{X-API-Key: SEARCH_KEY}`."""
+    """Mapping from additional headers for `url` to the environment variables that hold their values, such as `{X-API-Key:
+    SEARCH_KEY}`."""
     env: tuple[str, ...] = ()
-    """Environment variables that the program receives in addition to PATH, HOME and LANG."""
+    """The names of the environment variables that the program receives in addition to PATH, HOME and LANG."""
     call_s: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
-    """Seconds that the server has to answer."""
+    """Maximum time in seconds for the server to respond."""
 
     @model_validator(mode="after")
     def _check_server(self) -> Mcp:
@@ -90,12 +91,12 @@ class Mcp(ToolSettings, StartsProgram):
 
     @property
     def server(self) -> str:
-        """The command or the address, as it appears in messages."""
+        """The command or the URL of the server, as it appears in messages."""
         return self.url or shlex.join(self.command)
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request to `url`; raises ConfigError if a variable is not set or would be sent unencrypted."""
+        """The headers of every request to `url`. Raises ConfigError if a variable is not set or would be sent without encryption."""
         for variable in (self.key_env, *self.headers_env.values()):
             if variable is None:
                 continue
@@ -113,16 +114,16 @@ class Mcp(ToolSettings, StartsProgram):
         return {**bearer(self.key_env, self.url or ""), **own}
 
     def check(self) -> None:
-        """Connect once and list the tools; raise ConfigError if that fails."""
+        """Connect once and list the tools. Raises ConfigError if this fails."""
         _ = self.headers
         self.schemas()
 
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return the server's tools, listed once per process."""
+        """Return the schemas of the server's tools, which are requested once per process."""
         return _schemas(self.model_dump_json())
 
     def open(self) -> McpTools:
-        """Return the tools; the first call connects."""
+        """Return the tools of one agent for one episode. The first call of a tool connects to the server."""
         return McpTools(self)
 
 
@@ -143,12 +144,12 @@ def _schemas(form: str) -> tuple[ToolSchema, ...]:
 
 
 def _written(fault: ToolFault) -> str:
-    """Return the end of a lost server's standard error, as part of a message."""
+    """Return a sentence with the end of the server's standard error output, or an empty string if there is none."""
     return f" It wrote to stderr:\n{fault.stderr}" if isinstance(fault, Lost) and fault.stderr else ""
 
 
 def connected(settings: Mcp) -> McpConnection:
-    """Connect to the server; raise ConfigError if the package is missing."""
+    """Connect to the server and return the connection. Raises ConfigError if the package is missing."""
     if importlib.util.find_spec("mcp") is None:
         raise AbsentPackage("The tool `mcp` needs an extra. Run: pip install 'kapelle[mcp]'.")
     from kapelle.environments.tools.mcp_session import McpConnection, McpProgram, Pipes, Requests
@@ -159,7 +160,10 @@ def connected(settings: Mcp) -> McpConnection:
 
 
 class McpTools(Toolbox):
-    """One process or session of a server. The first call opens it; if it is lost, the next call opens it again."""
+    """The tools of one process or session of a server.
+
+    The first call starts the process or session. If the process or session is lost, the next call starts a new one.
+    """
 
     def __init__(self, settings: Mcp) -> None:
         self._settings = settings
@@ -179,7 +183,7 @@ class McpTools(Toolbox):
             raise
 
     def close(self) -> None:
-        """End the process or the session."""
+        """Terminate the process or close the session."""
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -1,7 +1,7 @@
-"""Connections to MCP servers: the official package's session over custom transports with size limits.
+"""Connections to MCP servers. The session of the official package is used with custom transports that limit the size of messages.
 
 Only this module imports the package and its HTTP client. A server program receives only the named environment variables, its lines
-have a size limit, and at the end its whole process group is killed. Tools are called from many threads, so all connections of a
+have a maximum length, and its whole process group is killed at the end. Tools are called from many threads, so all connections of a
 process share one thread with an event loop, in which each connection is a task.
 """
 
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
 # -------- A server program: one message per line
 
 MAX_MESSAGE = 1 << 20
-"""Maximum number of bytes of one message."""
+"""The maximum size of a message in bytes."""
 KEPT_ERRORS = 2_000
-"""Maximum number of bytes of a server's standard error that are shown."""
+"""The maximum number of bytes of a server's standard error output that are shown."""
 ENDED = "The server has ended."
-"""The default reason if a server is lost."""
+"""The default reason if the connection to a server is lost."""
 
 
 class McpProgram:
-    """A running program with its pipes; any thread may start or kill it, and one event loop reads and writes."""
+    """A running server program with its pipes. Any thread may start or kill the program. Only one event loop reads and writes."""
 
     def __init__(self, command: Sequence[str], env: Sequence[str]) -> None:
-        """Start the program with PATH, HOME, LANG and the named variables; raise Lost if it fails to start."""
+        """Start the program with PATH, HOME, LANG and the variables named in `env`. Raises Lost if the program cannot be started."""
         passed = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", *env) if name in os.environ}
         self.name = shlex.join(command)
         self._unread = bytearray()
@@ -85,7 +85,7 @@ class McpProgram:
         os.set_blocking(self._out, False)
 
     async def read_line(self) -> bytes:
-        """Return the next line; raise Lost if the program ends or the line is too long."""
+        """Return the next line of output. Raises Lost if the program ends or the line is too long."""
         while b"\n" not in self._unread:
             try:
                 part = os.read(self._out, 65536)
@@ -103,7 +103,7 @@ class McpProgram:
         return line
 
     async def write_line(self, data: bytes) -> None:
-        """Write a line as fast as the program reads it; raise Lost if the program has ended."""
+        """Write a line, and wait while the pipe is full. Raises Lost if the program has ended."""
         left = memoryview(data + b"\n")
         while left:
             try:
@@ -115,7 +115,7 @@ class McpProgram:
                 raise Lost(ENDED) from None
 
     def stderr(self) -> str:
-        """Return the end of the program's standard error."""
+        """Return the end of the program's standard error output."""
         end = os.fstat(self._errors.fileno()).st_size
         tail = os.pread(self._errors.fileno(), KEPT_ERRORS, max(0, end - KEPT_ERRORS))
         return cleaned(tail.decode("utf-8", "replace").strip())
@@ -131,7 +131,7 @@ class McpProgram:
         self.process.wait()
 
     def close(self) -> None:
-        """Close the program's pipes."""
+        """Close the pipes of the program."""
         for pipe in (self.process.stdin, self.process.stdout, self._errors):
             if pipe is not None:
                 try:
@@ -156,14 +156,14 @@ async def _until(
 # The package follows redirects only within the server's origin; each redirect is checked like the first request.
 
 GOODBYE_S = 2.0
-"""Seconds that a server has to confirm the end of a session."""
+"""Maximum time in seconds for a server to confirm the end of a session."""
 MAX_STREAMS = 100
-"""How many times a connection may open the stream of the server's requests; the package reopens a broken stream."""
+"""The maximum number of times that a connection may open the stream of the server's requests. The package reopens a broken stream."""
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "kapelle"}
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Sends requests only to checked addresses; `fault` stores the first failure."""
+    """An HTTP transport that sends requests only to checked addresses. `fault` stores the first failure."""
 
     def __init__(self, allowed: Callable[[str], bool], resolve: Resolve = addresses_of) -> None:
         self.fault: str | None = None
@@ -172,7 +172,10 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         self._inner = httpx2.AsyncHTTPTransport(verify=tls_context(), trust_env=False)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Return the response; raise httpx2.TransportError if the request fails or the response is not allowed."""
+        """Send a request and return the response.
+
+        Raises httpx2.TransportError if the request fails or the response is not allowed.
+        """
         if request.method == "GET":
             return await self._optional_stream(request)
         in_session = "mcp-session-id" in request.headers
@@ -200,9 +203,10 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         return _limited(answer, self.failed)
 
     async def _optional_stream(self, request: httpx2.Request) -> httpx2.Response:
-        """Open the stream of a server's requests, so that the package can decline them.
+        """Open the stream of the server's requests, so that the package can decline these requests.
 
-        A connection works without this stream: if the stream fails, breaks or is too long, it ends without an error.
+        A connection also works without this stream. If the stream cannot be opened, breaks or is too long, it ends without an
+        error.
         """
         self._streams += 1
         if self._streams <= MAX_STREAMS:
@@ -215,7 +219,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(405)
 
     def failed(self, why: str) -> httpx2.TransportError:
-        """Store the first failure, and return it as an error."""
+        """Store the reason if it is the first failure, and return the first failure as an error."""
         self.fault = self.fault or f"The request to the server failed: {why}."
         return httpx2.TransportError(self.fault)
 
@@ -226,12 +230,12 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         return response
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close all connections of the transport."""
         await self._inner.aclose()
 
 
 class _LimitedStream(httpx2.AsyncByteStream):
-    """A response body that fails if it is too long or breaks; if `failed` is None, it ends instead."""
+    """A response body that raises an error if it is too long or the connection breaks. If `failed` is None, the body ends instead."""
 
     def __init__(
         self, stream: httpx2.AsyncByteStream, failed: Callable[[str], httpx2.TransportError] | None
@@ -264,7 +268,7 @@ def _limited(
 
 
 def client(transport: BoundedTransport, headers: Mapping[str, str] | None) -> httpx2.AsyncClient:
-    """Return a client without time limits; every request carries the headers."""
+    """Return an HTTP client without time limits. Every request contains the given headers."""
     return httpx2.AsyncClient(
         transport=transport, headers={**_HEADERS, **(headers or {})}, timeout=None, trust_env=False
     )
@@ -273,11 +277,11 @@ def client(transport: BoundedTransport, headers: Mapping[str, str] | None) -> ht
 # -------- The connection: the official package's session over the transports above
 
 MAX_PAGES = 16
-"""Maximum number of pages in a list of tools."""
+"""The maximum number of pages in a list of tools."""
 MAX_MESSAGES = 10_000
-"""Maximum number of messages that a server may send after each request: the answer, notifications and its own requests."""
+"""The maximum number of messages that a server may send after each request: the response, notifications and the server's own requests."""
 CLOSE_S = 10.0
-"""Maximum time to close a connection, in seconds."""
+"""Maximum time in seconds for closing a connection."""
 _ANSWER = TypeVar("_ANSWER", bound=BaseModel)
 _RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
     types.CallToolResult | types.InputRequiredResult
@@ -288,18 +292,18 @@ for _name in ("mcp", "client"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
 LOG = logging.getLogger(__name__)
 _warned = set[str]()
-"""Programs whose invalid lines have been logged."""
+"""The names of the programs for which an invalid line has already been logged."""
 
 
 class Pipes:
-    """The transport to a program; the program's notifications are dropped."""
+    """The transport to a server program. Notifications from the program are discarded."""
 
     def __init__(self, program: McpProgram) -> None:
         self.program = program
         self.fault: str | None = None
-        """Why the transport has stopped; None while it works."""
+        """The reason why the transport has stopped, or None while the transport works."""
         self._received = 0
-        """Number of messages since the last request."""
+        """The number of messages received since the last request."""
         self.cut, self.close, self.stderr = program.kill, program.close, program.stderr
 
     @asynccontextmanager
@@ -308,7 +312,7 @@ class Pipes:
     ) -> AsyncIterator[
         tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
     ]:
-        """Transfer messages while the block runs, or until the program is lost."""
+        """Transfer messages while the block runs, or until the program ends."""
         incoming, to_session = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         from_session, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
         async with incoming, to_session, from_session, outgoing, anyio.create_task_group() as tasks:
@@ -341,7 +345,7 @@ class Pipes:
             self.fault = self.fault or why
 
     def _log_invalid(self, line: bytes) -> None:
-        """Log a line of standard output that is not a message, but only once per program, because episodes start it often."""
+        """Log a line of standard output that is not a message. Only one line per program is logged, because episodes start it often."""
         if self.program.name not in _warned:
             _warned.add(self.program.name)
             shown = cleaned(line.decode("utf-8", "replace")[:200])
@@ -362,17 +366,17 @@ class Pipes:
 
 
 class Requests:
-    """The transport to a server on the network: streamable HTTP."""
+    """The transport to a server on the network, which uses streamable HTTP."""
 
     def __init__(self, url: str, headers: Mapping[str, str], *, local: bool) -> None:
-        """Send requests to public addresses, or to any address if the server is `local`."""
+        """Send requests only to public addresses or, if `local` is true, to any address."""
         self._url, self._headers = url, headers
         self._transport = BoundedTransport(any_address if local else is_public)
         self._ended: str | None = None
 
     @property
     def fault(self) -> str | None:
-        """The transport's first failure, or another reason why the connection ended."""
+        """The first failure of the transport, or another reason why the connection has ended."""
         return self._transport.fault or self._ended
 
     @fault.setter
@@ -389,21 +393,24 @@ class Requests:
             yield streams
 
     def stderr(self) -> str:
-        """Return an empty string, because the server's process runs elsewhere."""
+        """Return an empty string, because the process of the server does not run on this machine."""
         return ""
 
     def cut(self) -> None:
-        """Do nothing, because the server's process runs elsewhere."""
+        """Do nothing, because the process of the server does not run on this machine."""
 
     def close(self) -> None:
-        """Do nothing, because the end of the block has closed the connections."""
+        """Do nothing, because the connections are closed at the end of the block in `streams`."""
 
 
 class McpConnection:
-    """A connection to a server; calls block, and any thread may make them."""
+    """A connection to a server. Calls block, and any thread may make them."""
 
     def __init__(self, transport: Pipes | Requests, limit_s: float) -> None:
-        """Open a session; `limit_s` limits the time to open it and the time of each call. Raises Lost if the server does not answer."""
+        """Open a session. Raises Lost if the server does not respond.
+
+        `limit_s` is the maximum time in seconds for opening the session and for each call.
+        """
         self._limit_s, self._transport = limit_s, transport
         self._loop = _loop_of(os.getpid())
         self._listed = False
@@ -445,7 +452,10 @@ class McpConnection:
         return Lost(why, self._transport.stderr())
 
     async def _within(self, request: Awaitable[_ANSWER]) -> _ANSWER:
-        """Return the answer to a request; raise Lost if it does not arrive in time, and ToolFault if the server rejects the request."""
+        """Return the response to a request.
+
+        Raises Lost if the response does not arrive in time, and ToolFault if the server rejects the request.
+        """
         answer = asyncio.ensure_future(request)
         # Retrieve an error that occurs after the caller has left; otherwise Python would print it.
         answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
@@ -472,7 +482,7 @@ class McpConnection:
             waiting.cancel()  # if the wait was interrupted
 
     def tools(self) -> tuple[ToolSchema, ...]:
-        """Return the server's tools; raise ToolFault for an invalid list."""
+        """Return the schemas of the server's tools. Raises ToolFault if the server sends an invalid list."""
         found: list[ToolSchema] = []
         page: types.PaginatedRequestParams | None = None
         for _ in range(MAX_PAGES):
@@ -490,9 +500,9 @@ class McpConnection:
         return tuple(found)
 
     def call(self, name: str, arguments: Mapping[str, Json]) -> str:
-        """Return the text of a tool's result; raise ToolFault if the call fails, and Lost if there is no answer.
+        """Call a tool and return the text of its result. Raises ToolFault if the call fails, and Lost if there is no response.
 
-        The tool's `outputSchema` is ignored, because a server could make that check take arbitrarily long.
+        The `outputSchema` of the tool is ignored, because a server could make the validation take arbitrarily long.
         """
         if self._session.discover_result is not None and not self._listed:
             self.tools()  # for servers without `initialize`, a tool's schema defines the headers of its calls
@@ -515,7 +525,7 @@ class McpConnection:
         return text
 
     def close(self) -> None:
-        """End the connection, and kill the process group of a program."""
+        """Close the connection. If the server is a program, its process group is killed."""
         self._transport.cut()
         self._life.cancel()
         self._ended.wait(CLOSE_S)
@@ -527,7 +537,7 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}
 
 
 def _loop_of(process: int) -> asyncio.AbstractEventLoop:
-    """Return the event loop for this process's connections; a forked process has its own loop."""
+    """Return the event loop for the connections of this process. A forked process has its own event loop."""
     with _LOCK:
         if process not in _loops:
             _loops[process] = asyncio.new_event_loop()
@@ -536,7 +546,7 @@ def _loop_of(process: int) -> asyncio.AbstractEventLoop:
 
 
 _UNKNOWN = frozenset([types.METHOD_NOT_FOUND, types.INVALID_PARAMS, types.UNSUPPORTED_PROTOCOL_VERSION])
-"""Error codes of a server that does not know `initialize`."""
+"""Error codes of servers that do not support `initialize`."""
 
 
 async def _initialize(session: ClientSession) -> types.InitializeResult | types.DiscoverResult:
@@ -553,9 +563,9 @@ async def _initialize(session: ClientSession) -> types.InitializeResult | types.
 
 
 def text_of(result: types.CallToolResult) -> str:
-    """Return a result as text: its text parts, and a note about any other content.
+    """Return a result as a string, which consists of its text parts and of a note about each other part.
 
-    Structured content becomes JSON if the result has no text.
+    If the result contains no text, its structured content is returned as JSON.
     """
     parts = []
     for part in result.content:

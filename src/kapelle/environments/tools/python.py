@@ -1,4 +1,4 @@
-"""The tool `python`: a sandboxed interpreter that keeps its variables during an episode."""
+"""The tool `python`: an interpreter in a sandbox that keeps its variables during an episode."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ _SCHEMA = one_text(
 )
 _BEGIN = "import sys; sys.path.insert(0, ''); from interpreter import serve; serve()"
 EPISODE_S = 24 * 3600.0
-"""Seconds that an interpreter may run, including the agent's turns."""
+"""The maximum lifetime of an interpreter in seconds, including the time that agents need for their turns."""
 
 
 class Python(ToolSettings):
-    """The tool `python`."""
+    """Settings of the tool `python`."""
 
     tool: Literal["python"] = "python"
     descriptors: ClassVar[int] = 7
-    """Number of file descriptors of one interpreter: three pipes and the descriptors of its sandbox."""
+    """The number of file descriptors that an interpreter needs: three pipes and the descriptors of its sandbox."""
     sandbox: Annotated[str, FROM_HERE_ON] = "bubblewrap"
-    """The sandbox: `bubblewrap`, `docker`, or `unsafe_subprocess`, which provides no isolation."""
+    """The sandbox in which the interpreter runs, which is `bubblewrap`, `docker`, or `unsafe_subprocess` (no isolation)."""
     call_s: Annotated[float, FREE] = Field(default=10.0, gt=0.0)
-    """Time limit of one program in seconds (wall time)."""
+    """Maximum wall-clock time in seconds for each program."""
     cpu_s: Annotated[float, FREE] = Field(default=30.0, gt=0.0)
-    """CPU time limit in seconds for all programs of an interpreter together."""
+    """Maximum CPU time in seconds for all programs of an interpreter together."""
     memory_mb: Annotated[int, FREE] = Field(default=512, ge=64)
-    """Memory limit of an interpreter in mebibytes."""
+    """Maximum memory of an interpreter in MiB."""
 
     def check(self) -> None:
         """Raise SandboxError if the sandbox is unavailable on this machine."""
         require(backend(self.sandbox))
 
     def open(self) -> Interpreter:
-        """Return an interpreter, which starts with its first program."""
+        """Return an interpreter, which is started by its first program."""
         limits = Limits(wall_s=EPISODE_S, cpu_s=self.cpu_s, memory_bytes=self.memory_mb * 1024**2)
         return Interpreter(backend(self.sandbox), limits, self.call_s)
 
 
 class Interpreter(Toolbox):
-    """One interpreter in one sandbox; after a failure, a new interpreter starts without variables."""
+    """An interpreter in a sandbox. After a failure, the next program starts a new interpreter, which has no variables."""
 
     def __init__(self, sandbox: Backend, limits: Limits, call_s: float) -> None:
         self._sandbox = sandbox
@@ -64,7 +64,7 @@ class Interpreter(Toolbox):
         super().__init__(Tool(_SCHEMA, self.run))
 
     def run(self, arguments: Mapping[str, Json]) -> str:
-        """Run `program` and return its output; raise ToolFault if the program ended the interpreter."""
+        """Run `program` and return its output. Raises ToolFault if the program has ended the interpreter or its reply cannot be read."""
         if self._session is None:
             command = [self._sandbox.python, "-I", "-B", "-c", _BEGIN]
             driver = Path(str(tool_python_driver.__file__)).read_bytes()
@@ -98,7 +98,7 @@ class Interpreter(Toolbox):
         return printed[: tool_python_driver.MAX_PRINTED].rstrip() or "(nothing was printed)"
 
     def close(self) -> None:
-        """End the interpreter."""
+        """Terminate the interpreter."""
         if self._session is not None:
             self._session.finish(kill=True)
             self._session = None

@@ -1,9 +1,9 @@
-"""Runs inside the sandbox: an interpreter that keeps its variables from one program to the next.
+"""An interpreter that keeps its variables from one program to the next. This file runs inside the sandbox.
 
-A request is one line: a number, a space, and the JSON text of a program. The reply is one line: the same number, a space, and the
-JSON text of the program's output. Each request has a new random number, so that a program cannot write a later reply in advance.
-The caller trusts nothing else, because the program shares this process. Only the standard library is imported, because this file
-is copied into sandboxes.
+A request is one line: a number, a space, and the program as a JSON string. The reply is one line: the same number, a space, and the
+output of the program as a JSON string. Each request has a new random number, so that a program cannot write a later reply in
+advance. The caller trusts nothing else in the reply, because the program shares this process. Only the standard library is
+imported, because this file is copied into sandboxes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import json
 import os
 
 MAX_PRINTED = 20_000
-"""Maximum number of characters of one reply."""
+"""The maximum number of characters of a reply."""
 
 
 def serve() -> None:
-    """Run programs from standard input and reply on standard output until the input ends."""
+    """Run the programs that arrive on standard input, and write replies to standard output, until the input ends."""
     with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as replies:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
@@ -33,7 +33,7 @@ def serve() -> None:
 
 
 def run(interpreter: code.InteractiveInterpreter, program: str) -> str:
-    """Run a program; return its output with tracebacks and the value of a final expression."""
+    """Run a program and return its output, which includes tracebacks and the value of a final expression."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
@@ -51,7 +51,7 @@ def run(interpreter: code.InteractiveInterpreter, program: str) -> str:
 
 
 def split_off_value(program: str) -> tuple[str, str]:
-    """Return a program without its final expression, and that expression; raise SyntaxError for an invalid program."""
+    """Return a program without its final expression, and this expression. Raises SyntaxError if the program is invalid."""
     body = ast.parse(program).body
     if not body or not isinstance(body[-1], ast.Expr):
         return program, ""

@@ -1,4 +1,4 @@
-"""The tool `search`: a full-text index of a local corpus, or a server on the network."""
+"""The tool `search`, which uses a full-text index of a local corpus or a server on the network."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from kapelle.settings.base import FREE, open_address
 from kapelle.types import Json
 
 MAX_WORDS = 32
-"""Maximum number of words in a query; further words are dropped."""
+"""The maximum number of words in a query. Further words are ignored."""
 MAX_PASSAGE = 600
-"""Maximum number of characters of one result."""
+"""The maximum number of characters of a result."""
 
 _SCHEMA = one_text(
     "search", "Searches documents and returns the passages that fit best.", "query", "a few words"
@@ -37,31 +37,33 @@ _SCHEMA = one_text(
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One result."""
+    """A passage that a search returns."""
 
     title: str
     text: str
 
 
 Find = Callable[[str, int], Sequence[Passage]]
-"""Query and number of results → the results, best first; raises ToolFault with a message for the agent."""
+"""A function that takes a query and the number of results, and returns the best results in descending order. The function raises
+ToolFault with a message for the agent."""
 
 
 class Search(ToolSettings, Reads):
-    """One tool, `search`."""
+    """Settings of the tool `search`."""
 
     tool: Literal["search"] = "search"
     corpus: str | None = None
-    """A file of rows with `title` and `text` (JSON lines or a JSON array, optionally gzipped, or parquet), or a folder of .txt and .md
-    files."""
+    """A file of rows with `title` and `text` (JSON lines or a JSON array, optionally compressed with gzip, or parquet), or a folder of
+    .txt and .md files."""
     url: str | None = None
-    """The address of a search server, which replaces the corpus. It contains `{query}` and returns a JSON list of `title` and `text`."""
+    """The URL of a search server that replaces the corpus. The URL contains the placeholder `{query}`. The server returns a JSON list
+    of objects with `title` and `text`."""
     local: bool = False
-    """True: `url` may lead to this machine or its network, for your own retrieval server."""
+    """Whether `url` may refer to this machine or its local network, for the user's own retrieval server."""
     key_env: Annotated[str | None, FREE] = None
-    """Environment variable with a bearer token for `url`."""
+    """The name of the environment variable that holds a bearer token for `url`."""
     results: int = Field(default=3, ge=1, le=20)
-    """Number of passages per call."""
+    """The number of passages that each call returns."""
 
     @model_validator(mode="after")
     def _corpus_or_url(self) -> Search:
@@ -74,14 +76,14 @@ class Search(ToolSettings, Reads):
         return self
 
     def contents(self) -> Mapping[str, str]:
-        """Return the corpus with a hash of its content."""
+        """Return a mapping from the corpus to a hash of its content."""
         place = Path(self.corpus or "").expanduser()
         if self.corpus is None:
             return {}
         return {self.corpus: folder_content(place, _is_text) if place.is_dir() else content_or_fault(place)}
 
     def check(self) -> None:
-        """Build the index; raise DataError if the corpus is missing, and ConfigError if the token is missing."""
+        """Build the index. Raises DataError if the corpus is missing, and ConfigError if the token is missing."""
         if self.key_env is not None and self.key_env not in os.environ:
             raise ConfigError(
                 f"The environment variable {self.key_env}, which the tool `search` needs, is not set. Set it."
@@ -96,16 +98,16 @@ class Search(ToolSettings, Reads):
         return corpus_index(self.corpus).search
 
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """Return the schema without building an index."""
+        """Return the schema of the tool without building an index."""
         return (_SCHEMA,)
 
     def open(self) -> Toolbox:
-        """Return the tool; all tools in a process share one index."""
+        """Return the tool. All search tools of a process that use the same corpus share one index."""
         return search_toolbox(self._find(), self.results)
 
 
 def search_toolbox(find: Find, results: int) -> Toolbox:
-    """Return the tool `search` that uses a function to find passages."""
+    """Return the tool `search`, which calls `find` to search for passages."""
 
     def search(arguments: Mapping[str, Json]) -> str:
         found = [
@@ -118,7 +120,7 @@ def search_toolbox(find: Find, results: int) -> Toolbox:
 
 
 class CorpusIndex:
-    """A full-text index in memory (SQLite's FTS5, ranked by BM25) that any thread can use."""
+    """A full-text index in memory (FTS5 of SQLite, ranked by BM25), which any thread can use."""
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self._lock = threading.Lock()
@@ -136,7 +138,7 @@ class CorpusIndex:
             self._index.executemany("INSERT INTO texts VALUES (?, ?)", ((p.title, p.text) for p in passages))
 
     def search(self, query: str, count: int) -> Sequence[Passage]:
-        """Return the best passages by BM25; raise ToolFault if the query contains no word."""
+        """Return the best passages, ranked by BM25. Raises ToolFault if the query contains no word."""
         words = re.findall(r"\w+", query[:1000])[:MAX_WORDS]
         if not words:
             raise ToolFault("The query holds no word.")
@@ -157,7 +159,7 @@ def _is_text(file: Path) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def corpus_index(corpus: str) -> CorpusIndex:
-    """Return the index of a corpus, which is built once; raise DataError if the corpus is missing or empty."""
+    """Return the index of a corpus, which is built once per process. Raises DataError if the corpus is missing or empty."""
     place = Path(corpus).expanduser()
     if place.is_dir():
         files = sorted(file for file in place.rglob("*") if _is_text(file) and file.is_file())
@@ -179,7 +181,7 @@ def corpus_index(corpus: str) -> CorpusIndex:
 
 
 def query_server(url: str, local: bool, key_env: str | None, query: str, count: int) -> Sequence[Passage]:
-    """Return the passages from a search server; raise ToolFault if the request fails or the response is invalid."""
+    """Return the passages from a search server. Raises ToolFault if the request fails or the response is invalid."""
     from kapelle.environments.tools.web import WebFault, any_address, fetch_json, is_public
 
     address = url.replace("{query}", quote(query[:1000], safe=""))

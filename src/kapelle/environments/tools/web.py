@@ -1,7 +1,7 @@
-"""Requests to servers on behalf of an agent: they are limited in bytes and seconds, and go only to public addresses.
+"""Requests to servers on behalf of an agent, which are limited in size and time and are sent only to public addresses.
 
-A name is resolved once, all its addresses are checked, and the connection goes to a checked address. If the address of the name
-changes between the check and the connection, this has no effect.
+A host name is resolved once, all its addresses are checked, and the connection is made to one of the checked addresses. A change of
+the name's address after the check therefore has no effect.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kapelle.runtime.http import exchange
 from kapelle.types import Json
 
 TIMEOUT_S = 10.0
-"""Time limit of one request in seconds."""
+"""Maximum time in seconds for a request."""
 
 Resolve = Callable[[str, int], Sequence[str]]
-"""Host and port → addresses."""
+"""A function that takes a host and a port and returns the addresses of the host."""
 
 
 class WebFault(Exception):
@@ -33,7 +33,10 @@ class WebFault(Exception):
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address belongs to the public internet; embedded IPv4 addresses are checked too."""
+    """Return whether an address belongs to the public internet.
+
+    For an IPv6 address that contains an IPv4 address, the latter is checked.
+    """
     found: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1]
@@ -49,7 +52,7 @@ _INSIDE = tuple(
     map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20"))
 )
 """Internal addresses of cloud providers (Azure's platform, Oracle's metadata), and networks that some versions of Python classify as
-global: protocol assignments, 6to4 relays, documentation."""
+global: protocol assignments, 6to4 relays and documentation."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -59,7 +62,7 @@ def any_address(_address: str) -> bool:
 
 
 def addresses_of(host: str, port: int) -> Sequence[str]:
-    """Return the current addresses of a name; raise WebFault if the name is unknown."""
+    """Return the current addresses of a host name. Raises WebFault if the name is unknown."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -74,9 +77,9 @@ async def send_pinned(
     allowed: Callable[[str], bool],
     resolve: Resolve,
 ) -> Any:
-    """Send a request of httpx (or its fork httpx2) to a checked address of its host, and return the response.
+    """Send a request of httpx (or of its fork httpx2) to a checked address of its host, and return the response.
 
-    Raises WebFault unless all addresses are allowed. If an address raises `unreachable`, the next address is tried.
+    Raises WebFault if an address of the host is not allowed. If an address raises `unreachable`, the next address is tried.
     """
     host, port = request.url.host, request.url.port or (443 if request.url.scheme == "https" else 80)
     addresses = await asyncio.to_thread(resolve, host, port)
@@ -99,25 +102,25 @@ async def send_pinned(
 
 
 tls_context = functools.cache(ssl.create_default_context)
-"""Returns the trusted certificate authorities, read once."""
+"""Return a TLS context with the trusted certificate authorities, which are read once per process."""
 
 
 class PinnedTransport(httpx.AsyncBaseTransport):
-    """Sends requests only to checked addresses."""
+    """An HTTP transport that sends requests only to checked addresses."""
 
     def __init__(self, allowed: Callable[[str], bool], resolve: Resolve = addresses_of) -> None:
         self._allowed, self._resolve = allowed, resolve
         self._inner = httpx.AsyncHTTPTransport(verify=tls_context(), trust_env=False)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the response; raise WebFault if the address is not allowed."""
+        """Send a request and return the response. Raises WebFault if the address is not allowed."""
         response: httpx.Response = await send_pinned(
             request, self._inner, httpx.ConnectError, self._allowed, self._resolve
         )
         return response
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close all connections of the transport."""
         await self._inner.aclose()
 
 
@@ -129,9 +132,10 @@ def fetch_json(
     resolve: Resolve = addresses_of,
     timeout_s: float = TIMEOUT_S,
 ) -> Json:
-    """Return the JSON at an address; raise WebFault if the address is not allowed, or the response is too large, too late or not JSON.
+    """Return the JSON document at a URL.
 
-    Redirects are not followed. Call this function in a thread without an event loop.
+    Raises WebFault if the address is not allowed, or if the response is too large, arrives too late or is not JSON. Redirects are
+    not followed. `fetch_json` must be called in a thread without a running event loop.
     """
     transport = PinnedTransport(allowed, resolve)
     try:

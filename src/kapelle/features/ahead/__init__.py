@@ -1,1 +1,1 @@
-"""Rollouts ahead of the update: samples of older weights, sampling in another process, and groups that a later step finishes."""
+"""Roll out episodes ahead of the update: with older weights, in another process, and in groups that a later step finishes."""

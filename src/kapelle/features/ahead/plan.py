@@ -1,4 +1,4 @@
-"""Checks of rollouts ahead of the update, before a model is loaded."""
+"""Check the settings of rollouts ahead of the update before a model is loaded."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kapelle.setup.feature import FeaturePlan
 
 
 class AheadPlan(FeaturePlan[AheadSettings]):
-    """The checks of older samples, of another sampling process and of unfinished groups."""
+    """The checks of samples from older weights, of another sampling process, and of unfinished groups."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield why episodes cannot be collected with these settings."""
+        """Yield the reasons why episodes cannot be collected with these settings."""
         algorithm = run.algorithm
         exchanges = any(hook.moves_weights for hook in algorithm.after_update)
         if self.settings.max_staleness and (exchanges or not algorithm.collects_episodes):

@@ -1,10 +1,11 @@
-"""A second process that samples during the update (`training.overlap`).
+"""Run a second process that samples during the update (`training.overlap`).
 
-It builds the same team from the same settings and reads bases from the disk; adapters and trained weights are in shared memory. Its
-samples depend only on the settings, the number of the step and the weights, so the results of a run are bitwise identical without it. If it dies,
-a new process repeats the step; if that process dies too, the run stops.
+The process builds the same team from the same settings and reads the base models from disk. Adapters and trained weights are in
+shared memory. The samples depend only on the settings, the number of the step and the weights, so the results of a run are bitwise
+identical to those without this process. If the process dies, a new process repeats the step. If the new process also dies, the run
+stops.
 
-`server.py` contains the other side.
+The module `server.py` contains the code of the second process.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ from kapelle.training.rollouts import Collector, CurrentRollouts, Rollouts, Step
 from kapelle.training.selection import Roles, tasks_of
 
 SERVER = "kapelle.features.ahead.server"
-"""Module of the other process."""
+"""Name of the module that the second process runs."""
 LOOK = 0.2
-"""Seconds between two checks while it waits."""
+"""Time in seconds between two checks while this process waits."""
 CLOSING = 2.0
-"""Seconds after which the process is killed."""
+"""Time in seconds after which the second process is killed if it has not exited."""
 
 
 class SamplingProcess:
-    """Collects steps in another process, one at a time."""
+    """Collects the episodes of steps in another process, one step at a time."""
 
     def __init__(
         self,
@@ -66,8 +67,8 @@ class SamplingProcess:
     ) -> None:
         """Start the process, which loads its models in the background.
 
-        `bases` are the paths of the team's bases, by name, and `hashes` the hashes of their weights; `engine` has all policies. Each of
-        the `ranks` has a process for its share.
+        The argument `bases` contains the paths of the team's base models by name, and `hashes` contains the hashes of their weights.
+        The argument `engine` holds all policies. Each of the `ranks` has a process for its share of the work.
         """
         self._ranks, self._meeting = ranks, ranks.meeting()
         own = {name: engine.weights(name) for name, policy in team.policies.items() if moves(policy)}
@@ -89,15 +90,15 @@ class SamplingProcess:
         self.pipe: Connection | None = None
         self._pulse: SharedStatus | None = None
         self._still: str | None = None
-        """How long it has given no sign of life, if that is too long."""
+        """How long the process has given no sign of life, or None if this time is not too long."""
         self._busy = False
         self.seconds = 0.0
-        """Duration of the last step, in seconds."""
+        """Duration of the last step in seconds."""
         self._start()
 
     @property
     def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Its weights, by policy and name."""
+        """The weights of the second process, by policy and tensor name."""
         return {name: self._shared[name] for name in self._versions}
 
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
@@ -106,10 +107,11 @@ class SamplingProcess:
         self._versions[policy] = version
 
     def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
-        """Begin collecting step `number`; see `Sampler`.
+        """Start to collect the episodes of step `number`; see `Sampler`.
 
-        The returned function leaves the global random generators as if this process had collected the episodes. It raises EngineError if
-        the process is lost twice, or if the weights that it read from the disk differ from those of this process.
+        The returned function sets the global random generators to the same states as if this process had collected the episodes. The
+        returned function raises EngineError if the second process is lost twice, or if it has read different base weights from disk
+        than this process.
         """
         if self._busy:  # its step was interrupted and is not needed
             self._end()
@@ -151,7 +153,7 @@ class SamplingProcess:
         return bytes(answer["share"], "ascii")
 
     def send(self, request: tuple[object, ...]) -> None:
-        """Send a request. `_answer` notices if the process has died."""
+        """Send a request. If the process has died, `_answer` notices it."""
         if self.process is None:
             self._start()
         assert self.pipe is not None
@@ -160,7 +162,10 @@ class SamplingProcess:
             self.pipe.send_bytes(json.dumps(request).encode())
 
     def _answer(self) -> dict[str, Any] | None:
-        """Wait for the answer and return it, or raise its error; None if the process has died or gives no sign of life."""
+        """Wait for the response and return it, or raise the error that the process reports.
+
+        The result is None if the process has died or gives no sign of life.
+        """
         assert self.pipe is not None
         assert self.process is not None
         assert self._pulse is not None
@@ -182,7 +187,7 @@ class SamplingProcess:
         return answer
 
     def _died(self) -> str:
-        """Return how the process ended; the next request starts a new process."""
+        """Return a description of how the process ended. The next request starts a new process."""
         process, still = self.process, self._still
         assert process is not None
         self._end()
@@ -213,30 +218,30 @@ class SamplingProcess:
         self.process, self.pipe, self._pulse, self._busy = None, None, None, False
 
     def close(self) -> None:
-        """End the process."""
+        """End the second process."""
         self._end()
         self._shared.close()
 
 
 class SamplingWorkers:
-    """Lets the rollout workers of a cluster collect steps during the update."""
+    """Lets the rollout workers of a cluster collect the episodes of steps during the update."""
 
     def __init__(self, run: StartedRun, engine: CollectsGroups) -> None:
-        """Set the run; these workers are its rollout engine."""
+        """Set the run, whose rollout engine consists of these workers."""
         setup, self._engine = replace(run.setup, data=run.algorithm.data), engine
         self._collector = Collector(run.config, run.algorithm, setup, tasks_of(run.setup, run.config))
         self._busy = False
 
     @property
     def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Their weights, by policy and name."""
+        """The weights of the workers, by policy and tensor name."""
         return self._engine.weights
 
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
-        """Do nothing: the workers are the run's rollout engine and already have the weights."""
+        """Do nothing, because the workers are the rollout engine of the run and already have the weights."""
 
     def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
-        """Let the workers begin step `number`; see `Sampler`."""
+        """Let the workers start step `number`; see `Sampler`."""
         setup = replace(self._collector.setup, timeline=Timeline())
         collector, meeting = replace(self._collector, setup=setup), setup.ranks.meeting()
         meeting.begin()
@@ -257,9 +262,10 @@ class SamplingWorkers:
 def rollouts_ahead(
     run: StartedRun, acting: RolloutSetup, loaded: PreparedRun, closing: ExitStack, *, own_engine: bool
 ) -> Rollouts:
-    """Return the object that collects the episodes of a run ahead of its updates; the arguments are as in `make_rollouts`.
+    """Return the object that collects the episodes of a run ahead of its updates.
 
-    Raises ConfigError for an engine that cannot return unfinished completions, or that another process cannot build.
+    The arguments are the same as those of `make_rollouts`. Raises ConfigError if the engine must return unfinished completions but
+    cannot, or if another process cannot create the engine.
     """
     config, bases, player = run.config, loaded.team.bases, run.setup.engine
     if not run.algorithm.collects_episodes:

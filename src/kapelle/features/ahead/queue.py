@@ -1,9 +1,9 @@
-"""Rollouts ahead of the update: a bounded queue of collected steps that wait for their update.
+"""Collect episodes ahead of the update, in a bounded queue of steps that wait for their update.
 
-With a `max_staleness` of k, a step trains on episodes that were sampled with the weights of k steps earlier. With
-`partial_rollouts` a step may leave groups unfinished, which the next collected step continues with its own weights. Queue and
-unfinished groups are part of the checkpoint, because episodes of old weights cannot be resampled. With `overlap`, another process
-collects the last step of the queue while this process trains on the first.
+With a `max_staleness` of k, each step trains on episodes that were sampled with the weights of k steps earlier. With
+`partial_rollouts`, a step may leave groups unfinished, which the next collected step continues with newer weights. The queue and the
+unfinished groups are part of the checkpoint, because episodes of old weights cannot be sampled again. With `overlap`, another process
+collects the last step of the queue while this process trains on the first step of the queue.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from kapelle.types import Group
 # -------- The episodes of one step, some of which may stay unfinished
 
 Left = Sequence[PartialGroup]
-"""Unfinished groups of earlier steps."""
+"""Unfinished groups that earlier steps have left."""
 
 
 def begin_step(collector: Collector, number: int, left: Left, meeting: Meeting) -> Callable[[], StepShare]:
-    """Begin this process's share of step `number` and of the groups that are `left`; see `Collector.begin`."""
+    """Start this process's share of step `number` and of the unfinished groups in `left`; see `Collector.begin`."""
     config, setup = collector.config, collector.setup
     if not config.training.partial_rollouts:
         return collector.begin(number, meeting)
@@ -65,7 +65,10 @@ def begin_step(collector: Collector, number: int, left: Left, meeting: Meeting) 
 def _collect(
     setup: RolloutSetup, groups: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
 ) -> dict[int, PartialGroup]:
-    """Collect this process's share of groups until the remaining groups may stay unfinished; return all of them by place."""
+    """Collect this process's share of groups until the remaining groups may stay unfinished.
+
+    Return all of these groups, keyed by their indices.
+    """
     own = range(meeting.rank, len(groups), meeting.size)
     collected = run_async(lambda: collect_groups(setup, [groups[place] for place in own], enough, meeting))
     return dict(zip(own, collected, strict=True))
@@ -78,15 +81,19 @@ def _as_share(collected: Callable[[], Mapping[int, PartialGroup]]) -> StepShare:
 
 
 def steps_ahead(training: AheadSettings) -> int:
-    """Return how many steps ahead of the trained one are collected.
+    """Return the number of steps that are collected ahead of the step that is trained on.
 
-    This is the number that `max_staleness` allows, but at most one with `partial_rollouts`, which needs the rest for unfinished groups.
+    The result is the number that `max_staleness` allows. With `partial_rollouts`, the number is at most one, because the rest is
+    needed for unfinished groups.
     """
     return min(1, training.max_staleness - 1) if training.partial_rollouts else training.max_staleness
 
 
 def enough_for(training: TrainingConfig, number: int, groups: Sequence[PartialGroup]) -> EndOfStep:
-    """Return when step `number` may end: at most the share `partial_rollouts` of its groups is left for a later step."""
+    """Return the condition under which step `number` may end.
+
+    At most the share `partial_rollouts` of its groups is left for a later step.
+    """
     most = min(training.tasks_per_step - 1, max(1, int(training.partial_rollouts * training.tasks_per_step)))
     oldest = number - (training.max_staleness - steps_ahead(training))
     return EndOfStep(tuple(place for place, group in enumerate(groups) if group.number <= oldest), most)
@@ -95,35 +102,36 @@ def enough_for(training: TrainingConfig, number: int, groups: Sequence[PartialGr
 # -------- The queue
 
 Pending = Callable[[], StepShare]
-"""Function that waits for the episodes of a step that another process collects."""
+"""Function that waits for the episodes of a step that another process is collecting."""
 
 
 class Sampler(LoadsWeights, Protocol):
-    """Collects steps elsewhere while this process updates."""
+    """An object that collects the episodes of steps in other processes while this process updates the weights."""
 
     def begin(self, number: int, left: Left, roles: Roles | None = None) -> Pending:
-        """Begin collecting step `number` with the weights of the last `load`; return a function that waits for its episodes.
+        """Start to collect step `number` with the weights of the last `load`, and return a function that waits for the episodes.
 
-        `left` are unfinished groups of the previous step, and `roles` the roles that other policies take in each task.
+        The argument `left` contains unfinished groups of the previous step, and `roles` contains, for each task, the roles that other
+        policies take.
         """
         ...
 
     @property
     def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The weights that it samples with, by policy and name."""
+        """The weights that are used for sampling, by policy and tensor name."""
         ...
 
 
 class RolloutQueue:
-    """Collected steps, oldest first, and the versions of each policy that may have sampled them."""
+    """A queue of collected steps, oldest first, with the versions of each policy that may have sampled them."""
 
     def __init__(self, most: int, oldest: int | None = None) -> None:
-        """Hold at most `most` steps between two updates. Weights may be `oldest` versions old; None means `most`."""
+        """Set the maximum number of steps between two updates (`most`) and the maximum age of weights (`oldest`, default `most`)."""
         self._most = most
         self._oldest = most if oldest is None else oldest
         self._queue: deque[list[Group]] = deque()
         self.left: Left = ()
-        """Unfinished groups of the step that was collected last."""
+        """Unfinished groups of the last collected step."""
         self._versions: deque[dict[str, int]] = deque(maxlen=self._oldest + 1)
         self._pending: Pending | None = None
 
@@ -134,10 +142,11 @@ class RolloutQueue:
         collect: Callable[[int, Left], StepShare],
         begin: Callable[[int, Left], Pending] | None = None,
     ) -> list[Group]:
-        """Return the groups of step `number`, and `collect` steps until the queue is full.
+        """Return the groups of step `number`, and collect steps with `collect` until the queue is full.
 
-        `versions` are those of the current weights. With `begin`, the step that fills the queue is only begun unless it is the step
-        that is returned; `settle` waits for it. Raises ParityError if unexpected weights sampled.
+        The argument `versions` contains the versions of the current weights. If `begin` is given, the step that fills the queue is
+        only started, and `settle` waits for its episodes, unless it is the step that is returned. Raises ParityError if episodes were
+        sampled with unexpected weights.
         """
         assert self._pending is None, "`settle` is called between two steps"
         self._versions.append(dict(versions))
@@ -151,9 +160,11 @@ class RolloutQueue:
         return groups
 
     def settle(self) -> tuple[StepShare, Mapping[str, int]] | None:
-        """Wait for the step that was begun; return it with the versions that sampled it, or None if no step was begun.
+        """Wait for the step that was started, and return it with the versions of the weights that sampled it.
 
-        Raises ParityError if it was sampled by weights other than those that were current at its beginning.
+        The result is None if no step was started.
+
+        Raises ParityError if the step was sampled with other weights than those that were current when it started.
         """
         if self._pending is None:
             return None
@@ -163,7 +174,7 @@ class RolloutQueue:
         return share, self._versions[-1]
 
     def forget(self) -> None:
-        """Drop everything that was collected."""
+        """Discard everything that was collected."""
         assert self._pending is None, "`settle` is called first"
         self._queue.clear()
         self.left = ()
@@ -177,7 +188,7 @@ class RolloutQueue:
         self.left = tuple(share.left[place] for place in sorted(share.left))
 
     def staleness(self, groups: Sequence[Group]) -> float:
-        """Return the mean age of the sampling weights in steps, over turns; the age of a turn is the mean over its tokens."""
+        """Return the mean age in steps of the weights that sampled the turns. The age of a turn is the mean age over its tokens."""
         ages: list[float] = []
         for _, turn in turns_of(groups):
             held = [versions[turn.policy] for versions in self._versions]
@@ -190,7 +201,7 @@ class RolloutQueue:
         return sum(ages) / len(ages) if ages else 0.0
 
     def state(self) -> dict[str, object]:
-        """Return the queue and its versions as plain values."""
+        """Return the queue and the versions as plain values."""
         assert self._pending is None, "a checkpoint is written between steps"
         return {
             "queue": [dump_groups(0, groups).decode("ascii") for groups in self._queue],
@@ -209,7 +220,7 @@ class RolloutQueue:
 
 
 class RolloutsAhead(Rollouts):
-    """Collects episodes ahead of the update, in this process or in a `Sampler`."""
+    """Collects episodes ahead of the update, either in this process or with a `Sampler`."""
 
     def __init__(self, run: StartedRun, setup: RolloutSetup, sampler: Sampler | None) -> None:
         self._config, self._algorithm, self._engine = run.config, run.algorithm, run.engine
@@ -233,7 +244,7 @@ class RolloutsAhead(Rollouts):
         return self.sampler.begin(number, left, self.tasks.roles(number))
 
     def _here(self, step: StepInProgress, setup: RolloutSetup, number: int, left: Left) -> StepShare:
-        """Collect step `number` before this step's update."""
+        """Collect step `number` in this process before the update of the current step."""
         if self.sampler is None:
             meeting = setup.ranks.meeting()
             meeting.begin()
@@ -259,7 +270,7 @@ class RolloutsAhead(Rollouts):
         compare_turns(self._engine, step, turns, only, weights)
 
     def settle(self, step: StepInProgress) -> None:
-        """Wait for the step that the sampler collects, and compare its log-probs with those of the weights that sampled it."""
+        """Wait for the step that the sampler is collecting, and compare its log-probs with those of the weights that sampled it."""
         settled = self.queue.settle()
         if settled is not None and self.sampler is not None:
             self._compare(step, *settled, self.sampler.weights)

@@ -1,6 +1,7 @@
-"""The process that samples for the process that started it (`process.py`).
+"""Run a process that samples for the process that started it (`process.py`).
 
-It first reads from a socket what to build, and then one request after another. It ends with the other process, even during a step.
+The process first reads from a socket which team to build, and then reads one request after another. The process ends together with
+the process that started it, even during a step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def main(descriptor: int, pulse: int, parent: int) -> None:
-    """Serve until the other side closes the socket or process `parent` ends; give signs of life."""
+    """Serve requests until the other side closes the socket or the process `parent` ends, and send heartbeats."""
     for number in SIGNALS:  # the other process handles them and closes the socket
         signal.signal(number, signal.SIG_IGN)
     live(SharedStatus(pulse), parent)
@@ -51,7 +52,7 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
 
 
 def _listen(pipe: Connection, requests: queue.SimpleQueue[Any]) -> None:
-    """Queue requests; end this process when the other process has closed the socket."""
+    """Add requests to a queue, and end this process when the other process has closed the socket."""
     while True:
         try:
             requests.put(json.loads(pipe.recv_bytes()))
@@ -63,10 +64,10 @@ def _listen(pipe: Connection, requests: queue.SimpleQueue[Any]) -> None:
 
 
 class _Sampler:
-    """A copy of the team with the weights of the other process."""
+    """A copy of the team with the weights that the other process provides."""
 
     def __init__(self, start_with: Mapping[str, Any]) -> None:
-        """Build the team and its engine from settings; see `SamplingProcess`."""
+        """Build the team and its engine from the settings; see `SamplingProcess`."""
         from kapelle.rollout.replica import TeamReplica
         from kapelle.runtime import interrupts
         from kapelle.runtime.ranks import Meeting
@@ -91,10 +92,10 @@ class _Sampler:
         place: int,
         roles: Sequence[Mapping[str, Sequence[str]]] | None,
     ) -> dict[str, Any]:
-        """Collect this rank's share of a step and of unfinished groups (JSON lines).
+        """Collect this rank's share of a step and of the unfinished groups (JSON lines).
 
-        `place` is the number of the call at the meeting; for each task, `roles` contains the policy and the player's name in an agent's
-        role. Returns the share (`dump_share`) and its seconds.
+        The argument `place` is the number of the call in the meeting. For each task, `roles` maps agents to the policy and the name
+        of the player that take their role. Returns the share (`dump_share`) and the time in seconds.
         """
         from kapelle.features.ahead.queue import begin_step
         from kapelle.rollout.partial import load_partial

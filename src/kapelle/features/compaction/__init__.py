@@ -1,1 +1,1 @@
-"""Compaction: a conversation that no longer fits the context continues from its first and last messages."""
+"""Compaction: shorten a conversation that no longer fits in the context to its first and last messages."""

@@ -1,4 +1,4 @@
-"""Checks of compaction, before a model is loaded."""
+"""Check the settings of compaction before a model is loaded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class CompactionPlan(FeaturePlan[CompactionConfig]):
     """The check of compaction."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield a message if an external program keeps its own conversations."""
+        """Yield a message if an external program manages the conversations, which compaction does not support."""
         if offers(run.config.environment, DrivenByPrograms):
             yield "`episode.compaction` shortens only conversations that kapelle keeps, but an external program keeps its own. Remove it."

@@ -10,19 +10,20 @@ from kapelle.settings.feature import FeatureSettings
 
 
 class CompactionConfig(FeatureSettings):
-    """Which messages are kept in a conversation that no longer fits the context. `rollout/compaction.py` applies this in each turn."""
+    """Settings of the messages that are kept in a conversation that no longer fits in the context (`rollout/compaction.py`)."""
 
     plan: ClassVar[str] = "kapelle.features.compaction.plan:CompactionPlan"
 
     over: int | None = Field(default=None, ge=1)
-    """Prompt length in tokens above which messages are dropped; null means the length above which the answer
-    (`sampling.max_tokens`) would not fit."""
+    """Length of the prompt in tokens above which messages are removed. With null, messages are removed if the prompt is so long that the
+    completion (`sampling.max_tokens`) would not fit in the context."""
     keep_first: int = Field(default=1, ge=0)
-    """Number of messages that are kept at the beginning, after the system message."""
+    """Number of messages that are kept at the beginning of the conversation, after the system message."""
     keep_last: int = Field(default=8, ge=1)
-    """Maximum number of messages that are kept at the end; fewer if they do not fit."""
+    """Maximum number of messages that are kept at the end of the conversation. Fewer messages are kept if they do not fit in the
+    context."""
     note: str = "[{dropped} messages are omitted here.]"
-    """Text in place of the dropped messages, with `{dropped}` for their number; empty for none."""
+    """Text that replaces the removed messages, in which `{dropped}` stands for their number. With an empty string, no text is added."""
 
     @field_validator("note")
     @classmethod

@@ -1,1 +1,1 @@
-"""Difficulty and curriculum: which tasks a run is trained on according to their difficulty, and in which order."""
+"""Difficulty and curriculum: select the tasks that a run is trained on by their difficulty, and order them by difficulty."""

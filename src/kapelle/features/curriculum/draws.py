@@ -1,4 +1,4 @@
-"""The tasks of steps by difficulty: those within the wanted solve rates, with easy tasks first in a curriculum."""
+"""Draw the tasks of steps by difficulty: only tasks within a range of solve rates, and with a curriculum, easy tasks first."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from kapelle.training.selection import EpochDraws
 
 LOOKED_AT = 512
-"""Number of tasks of an infinite split that are compared by difficulty."""
+"""Number of tasks of an unlimited split whose difficulties are compared."""
 SOLVE_RATE = "solve_rate"
-"""Word in place of a field name that selects the measured solve rate (`tasks.difficulty`)."""
+"""Value of `tasks.curriculum.by` that selects the measured solve rate (`tasks.difficulty`) instead of a field."""
 _LAST_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?=\D*$)")
 
 
 def hardness(task: Task, field: str) -> float:
-    """Return the difficulty of a task: the number in a field of its data, or the last number in its text.
+    """Return the difficulty of a task, which is the number in a field of its data or the last number in the text of this field.
 
-    Tasks without a number have infinite difficulty and come last. Raises ConfigError for a field that does not exist.
+    Tasks without a number have infinite difficulty and come last. Raises ConfigError if the field does not exist.
     """
     if field not in task.data:
         known = ", ".join(sorted(task.data)) or "none"
@@ -43,16 +43,19 @@ def hardness(task: Task, field: str) -> float:
 
 
 class DrawsByDifficulty:
-    """Draws the tasks of steps: from the easiest share of the tasks during a curriculum, and later as in `EpochDraws`."""
+    """Draws the tasks of steps by difficulty.
+
+    During a curriculum, tasks are drawn from the easiest share of the tasks, and later as in `EpochDraws`.
+    """
 
     def __init__(self, epochs: EpochDraws) -> None:
         self._epochs, self._config, self._environment = epochs, epochs.config, epochs.environment
         self.rates: Mapping[int, float] | None = None
-        """Index of a task → measured solve rate."""
+        """Mapping from the index of each task to its measured solve rate."""
         self._hard: Mapping[int, float] = {}
-        """Index of a task of a finite split → difficulty."""
+        """Mapping from the index of each task of a finite split to its difficulty."""
         self._levels: Sequence[float] | None = None
-        """Difficulties, ascending, once they are known."""
+        """Difficulties in ascending order, or None if they are not yet known."""
 
     @cached_property
     def measured(self) -> Sequence[int]:
@@ -65,7 +68,7 @@ class DrawsByDifficulty:
         return self._epochs.fitting
 
     def use(self, rates: Mapping[int, float]) -> None:
-        """Exclude tasks by their measured solve rates; raises ConfigError if this excludes all tasks."""
+        """Exclude tasks by their measured solve rates. Raises ConfigError if this excludes all tasks."""
         wanted = self._config.tasks.difficulty
         assert wanted is not None, "rates are measured only with this section"
         self.rates, self._levels = rates, None
@@ -95,7 +98,7 @@ class DrawsByDifficulty:
         return [task_of(self._environment, "train", index) for index in chosen]
 
     def _hardest(self, wanted: CurriculumConfig, step: int) -> float:
-        """Return the greatest difficulty of a step's tasks; infinite after the curriculum."""
+        """Return the maximum difficulty of the tasks of a step, which is infinite after the curriculum."""
         share = wanted.start + (1.0 - wanted.start) * (step - 1) / wanted.steps
         if share >= 1.0:
             return inf

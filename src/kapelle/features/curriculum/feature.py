@@ -1,4 +1,4 @@
-"""Measures the team's solve rate of each task before the first step, for `tasks.difficulty`."""
+"""Measure the team's solve rate for each task before the first step, for `tasks.difficulty`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kapelle.runtime.randomness import capture_random, derive_seed, restore_rand
 from kapelle.training.feature import Feature, StartedRun, StepInProgress
 
 PLAYED = 256
-"""Number of tasks whose solve rates are measured at once."""
+"""Number of tasks whose solve rates are measured concurrently."""
 
 
 class MeasuredDifficulty(Feature):
-    """Passes measured solve rates to the draws of tasks; a checkpoint stores them."""
+    """Passes the measured solve rates to the object that draws tasks. The solve rates are part of the checkpoint."""
 
     def __init__(self, settings: DifficultyConfig, run: StartedRun) -> None:
         self._samples, self._seed = settings.samples, run.config.seed
         self._rates: Mapping[int, float] | None = None
 
     def before_rollouts(self, step: StepInProgress) -> None:
-        """Measure the rates before the first step, exclude tasks by them, and add metrics of the remaining tasks."""
+        """Measure the solve rates before the first step, exclude tasks by their solve rates, and add metrics of the remaining tasks."""
         draws = step.tasks.draws
         assert isinstance(draws, DrawsByDifficulty), "the section selects it"
         if self._rates is None:
@@ -53,7 +53,7 @@ class MeasuredDifficulty(Feature):
         return rates
 
     def state(self) -> dict[str, Any]:
-        """Return the measured rates."""
+        """Return the measured solve rates."""
         return {"rates": None if self._rates is None else list(self._rates.items())}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Checks of difficulty and curriculum, before a model is loaded."""
+"""Check the settings of difficulty and curriculum before a model is loaded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kapelle.setup.feature import FeaturePlan
 
 
 class DifficultyPlan(FeaturePlan[DifficultyConfig]):
-    """The checks of a filter by solve rates."""
+    """The checks of a filter that selects tasks by their solve rates."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield why the solve rates of the tasks cannot be measured."""
+        """Yield the reasons why the solve rates of the tasks cannot be measured."""
         environment, training = run.config.environment, run.config.training
         if environment.size("train") is None:
             yield f"`tasks.difficulty` measures every training task, but `{environment.name}` generates tasks without end. Remove it."
@@ -32,7 +32,7 @@ class CurriculumPlan(FeaturePlan[CurriculumConfig]):
     """The checks of a curriculum."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield a message if solve rates are needed but not measured; raise ConfigError if the tasks lack the field."""
+        """Yield a message if solve rates are needed but not measured. Raises ConfigError if the data of the tasks lacks the field."""
         if self.settings.by != SOLVE_RATE:
             with noting(run.absent):
                 hardness(task_of(run.config.environment, "train", 0), self.settings.by)

@@ -12,18 +12,18 @@ DRAWS = "kapelle.features.curriculum.draws:DrawsByDifficulty"
 
 
 class DifficultyConfig(FeatureSettings):
-    """Filters the tasks of a finite train split by the team's solve rate, measured before the first step."""
+    """Settings of a filter that selects tasks of a finite train split by the team's solve rate, which is measured before the first step."""
 
     plan: ClassVar[str] = "kapelle.features.curriculum.plan:DifficultyPlan"
     feature: ClassVar[str] = "kapelle.features.curriculum.feature:MeasuredDifficulty"
     draws: ClassVar[str] = DRAWS
 
     low: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Tasks with a lower solve rate are excluded."""
+    """Minimum solve rate. Tasks with a lower solve rate are excluded."""
     high: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Tasks with a higher solve rate are excluded."""
+    """Maximum solve rate. Tasks with a higher solve rate are excluded."""
     samples: int = Field(default=4, ge=1)
-    """Episodes per task, sampled as in training."""
+    """Number of episodes per task that measure the solve rate, sampled as in training."""
 
     @model_validator(mode="after")
     def _ordered(self) -> DifficultyConfig:
@@ -33,15 +33,15 @@ class DifficultyConfig(FeatureSettings):
 
 
 class CurriculumConfig(FeatureSettings):
-    """Easy tasks first: each step draws from the easiest share of the tasks, which grows until it includes all."""
+    """Settings of a curriculum: each step draws from the easiest share of the tasks, which grows until it includes all tasks."""
 
     plan: ClassVar[str] = "kapelle.features.curriculum.plan:CurriculumPlan"
     draws: ClassVar[str] = DRAWS
 
     by: str = "solve_rate"
-    """The difficulty of a task: `solve_rate`, as measured by `tasks.difficulty`, or a field of the tasks' data that is a number or
-    ends in a number (`Level 3`), where larger means harder."""
+    """Measure of the difficulty of a task: `solve_rate`, which `tasks.difficulty` measures, or the name of a field of the tasks' data.
+    The field must be a number or end with a number (`Level 3`), where larger numbers mean harder tasks."""
     start: float = Field(default=0.25, gt=0.0, le=1.0)
-    """Share of the tasks that the first step draws from."""
+    """Share of the tasks from which the first step draws."""
     steps: int = Field(default=100, ge=1)
-    """Steps until all tasks are drawn from; the share grows linearly."""
+    """Number of steps until tasks are drawn from all tasks. The share grows linearly."""

@@ -1,1 +1,1 @@
-"""An entropy bonus for some agents, annealed over the run, so that each role explores for as long as it needs to."""
+"""An entropy bonus for individual agents, which is annealed over the run, so that each role explores as long as necessary."""

@@ -1,4 +1,4 @@
-"""Checks of the entropy bonus, before a model is loaded."""
+"""Check the settings of the entropy bonus before a model is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class EntropyPlan(FeaturePlan[EntropyConfig]):
     """The checks of the entropy bonus."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield messages about agents that do not exist or are not trained, and about algorithms that do not sample."""
+        """Yield a message for each agent that does not exist or is not trained, and for algorithms that do not sample."""
         names = run.team.names
         for agent in self.settings.agents:
             if agent not in names:

@@ -1,1 +1,4 @@
-"""A league: a pool of opponents or partners, how they are drawn, and which roles they play. It does not hold models."""
+"""A league: a pool of opponents or partners, how they are drawn, and which roles they take.
+
+The league itself does not hold models.
+"""

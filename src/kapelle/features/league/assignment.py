@@ -1,6 +1,6 @@
-"""The assignment of members to roles: the probability of each member, which members are loaded, and the roles in each task.
+"""Assign the members of a league to roles: how likely each member is drawn, which members are loaded, and their roles in each task.
 
-All episodes of a task have the same opponent, so that a group's episodes are comparable.
+All episodes of a task have the same opponent, so that the episodes of a group are comparable.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from kapelle.runtime.randomness import derive_seed
 from kapelle.types import Cast
 
 Chances = Mapping[str, float]
-"""Member → its probability of being drawn; they sum to 1."""
+"""Mapping from each member to the probability with which it is drawn. The probabilities sum to 1."""
 
 
 def chances(
     settings: LeagueConfig, pool: MemberPool, learner: str, strategy: Chances | None = None
 ) -> Chances:
-    """Return the probability that a learner meets each member; empty if there are no members.
+    """Return, for each member, the probability that a learner meets this member. The result is empty if there are no members.
 
-    `strategy` is the meta-strategy of `psro`; only its members are drawn.
+    The argument `strategy` is the meta-strategy of `psro`; if it is given, only its members are drawn.
     """
     names, population = pool.names, settings.population
     match population:
@@ -46,10 +46,10 @@ def chances(
 
 
 def sampled_for_slots(drawn: Chances, past: Sequence[str], slots: int, seed: int) -> dict[str, float]:
-    """Return the members that are loaded, with their probabilities; at most `slots` of the `past` ones.
+    """Return the members that will be loaded, with their probabilities. At most `slots` of these members are past selves (`past`).
 
-    If there are more, systematic sampling chooses among them, and the chosen members share the probability of all of them. On average
-    over steps, each member is met with its own probability.
+    If there are more past selves, some of them are chosen by systematic sampling, and the chosen past selves share the total
+    probability of all past selves. On average over steps, each member is met with its own probability.
     """
     wanted = {name: chance for name, chance in drawn.items() if chance > 0.0}
     own = [name for name in wanted if name in past]
@@ -68,49 +68,49 @@ def sampled_for_slots(drawn: Chances, past: Sequence[str], slots: int, seed: int
 
 @dataclass(frozen=True, slots=True)
 class OpponentEntry:
-    """A possible opponent, and the policies that play for it."""
+    """A possible opponent, with the policies that act for it."""
 
     member: str
     chances: Mapping[str, float]
-    """Learning agent → the probability that it meets this member in a task against the pool."""
+    """Mapping from each learning agent to the probability that it meets this member in a task against the pool."""
     policies: Mapping[str, str]
-    """Agent → the policy that plays its role; empty for the environment's own player `player`."""
+    """Mapping from each agent to the policy that takes its role. Empty if the opponent is the environment's own player `player`."""
     player: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """An additional learner of a line (pipeline PSRO)."""
+    """An additional learner in a line of learners (pipeline PSRO)."""
 
     learner: str
     policies: Mapping[str, str]
-    """Agent → the policy that learns in its role."""
+    """Mapping from each agent to the policy that learns in its role."""
     opponents: tuple[OpponentEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Assignments:
-    """How roles are assigned in the tasks of the next steps."""
+    """The rules by which roles are assigned in the tasks of the next steps."""
 
     homes: tuple[str, ...]
-    """The learning agents; each has its own role in the same number of tasks."""
+    """The learning agents. Each learning agent takes its own role in the same number of tasks."""
     opponents: tuple[OpponentEntry, ...]
     share: float
-    """Share of the tasks that are played against the pool."""
+    """Share of the tasks in which the learners play against the pool."""
     agents: tuple[str, ...]
     exploiters: Mapping[str, str]
-    """Agent → the exploiter's policy; empty if there is no exploiter."""
+    """Mapping from each agent to the policy of the exploiter; empty if there is no exploiter."""
     exploited: float = 0.0
     """Share of the tasks in which the exploiter plays against the learners."""
     partners: tuple[Mapping[str, str], ...] = ()
-    """Partners that learn first, by self-play; for each of them, agent → policy."""
+    """Partners that learn first, by self-play. For each partner, a mapping from agents to policies."""
     partners_until: int = 0
-    """The last step in which the partners learn."""
+    """Number of the last step in which the partners learn."""
     followers: tuple[Follower, ...] = ()
-    """Additional learners; each one has as many tasks as the learners of the team map."""
+    """Additional learners. Each additional learner receives as many tasks as the learners of the team map."""
 
     def casts(self, seed: int, step: int, count: int) -> list[dict[str, Cast]]:
-        """Return, for each of a step's `count` tasks, the roles that other policies or players take, by agent.
+        """Return, for each of the `count` tasks of a step, a mapping from agents to the other policies or players that take their roles.
 
         The assignment follows shares and probabilities as exactly as `count` allows.
         """
@@ -145,7 +145,7 @@ class Assignments:
         return {home: own[home], **met} if met else own
 
     def _opposite(self, point: float, home: str, entries: Sequence[OpponentEntry]) -> dict[str, Cast]:
-        """Return the players in all roles except `home`; empty if the learner plays itself."""
+        """Return the players in all roles except `home`. The result is empty if the learner plays against itself."""
         if not entries or point >= self.share:
             return {}
         reached = 0.0
@@ -162,21 +162,21 @@ class Assignments:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The learner of a task, and its opponent."""
+    """The learner of a task and its opponent."""
 
     learner: str
     home: str
-    """The agent whose role the learner takes."""
+    """Name of the agent whose role the learner takes."""
     opponent: str
-    """The name of a member, or of a player of the environment."""
+    """Name of the opponent, which is a member of the pool or a player of the environment."""
     speaks: bool = True
-    """Whether the opponent is a policy."""
+    """Whether the opponent is a policy, not a player of the environment."""
 
 
 def met_in(cast: Mapping[str, Cast], agents: Sequence[str], learning: Sequence[str]) -> Pairing | None:
-    """Return the learner and opponent of a task; None if learners play themselves or one another.
+    """Return the learner and the opponent of a task, or None if learners play against themselves or each other.
 
-    `learning` are the agents with a trained policy in the team map.
+    The argument `learning` contains the agents with a trained policy in the team map.
     """
     own = {
         agent: each.player

@@ -1,8 +1,8 @@
-"""The league in a run: past selves in slots of the adapter bank, results of games, entries, and exact values of small games.
+"""Run a league during training: load past selves, count the results of games, add members, and compute exact values of small games.
 
-Slots are policies of the team map without an agent, which are not trained; the members in them change from step to step. A
-learner therefore plays against many opponents in one batch, and `league.slots` limits the memory. The weights of other members
-are in main memory or in the run's folder `league`.
+Slots are policies of the team map that belong to no agent and are not trained. The members in these slots change from step to step. A
+learner can therefore play against many opponents in one batch, and `league.slots` limits the memory. The weights of other members are
+in main memory or in the folder `league` of the run.
 """
 
 from __future__ import annotations
@@ -75,17 +75,18 @@ from kapelle.training.feature import Feature, StartedRun, StepInProgress
 from kapelle.types import Cast, Group
 
 Weights = Mapping[str, Mapping[str, Tensor]]
-"""Policy → its weights by name."""
+"""Mapping from each policy to its weights by tensor name."""
 Load = Callable[[str, Mapping[str, Tensor], int], None]
-"""Loads a policy's weights with their version into a sampler."""
+"""Function that loads the weights of a policy with a version into a sampler."""
 Save = Callable[[Path, str, Mapping[str, Tensor]], None]
-"""Writes the adapter of a policy as a PEFT folder."""
+"""Function that writes the adapter of a policy to a PEFT folder."""
 SMALL = 1e-12
-"""Added to the weights of a mixture, which would be undefined if the meta-strategy drew only members that are not tables."""
+"""Value that is added to the weights of a mixture. Without it, the mixture would be undefined if the meta-strategy drew only members that
+are not tabular policies."""
 START = "start"
-"""Name of the snapshot of all learners at the start, for learners that restart."""
+"""Name of the snapshot of all learners at the start of the run, for learners that restart."""
 COMPARED = 16
-"""Number of turns of each member that are compared with the train engine in each step."""
+"""Number of turns of each member whose log-probs are compared with those of the train engine in each step."""
 
 
 def _save(run: StartedRun, folder: Path, policy: str, weights: Mapping[str, Tensor]) -> None:
@@ -98,16 +99,22 @@ def _save(run: StartedRun, folder: Path, policy: str, weights: Mapping[str, Tens
 
 
 class SnapshotStore:
-    """The weights of snapshots: the most recently used in memory, all of them in the folder if there is one."""
+    """A store for the weights of snapshots.
+
+    The most recently used snapshots are in memory. If there is a folder, all snapshots are stored in it.
+    """
 
     def __init__(self, folder: Path | None, most: int, ranks: Ranks, save: Save) -> None:
-        """Keep at most `most` snapshots in memory if there is a folder, which all `ranks` can read and the first one writes."""
+        """Keep at most `most` snapshots in memory if there is a folder.
+
+        All `ranks` must be able to read this folder, and rank 0 writes to it.
+        """
         self._folder, self._most, self._ranks, self._save = folder, most, ranks, save
         self._held: dict[str, Weights] = {}
-        """Snapshots in memory; the most recently used one is last."""
+        """Snapshots in memory, ordered by use, with the most recently used snapshot last."""
 
     def put(self, name: str, weights: Weights) -> None:
-        """Keep copies of a snapshot's weights; all ranks call it with equal weights."""
+        """Store copies of the weights of a snapshot. All ranks call this method with equal weights."""
         copies = {policy: copy_together(own) for policy, own in weights.items()}
         self._hold(name, copies)
 
@@ -122,12 +129,12 @@ class SnapshotStore:
             self._ranks.all_gather("league", write)
 
     def note(self, name: str, standing: Mapping[str, Any]) -> None:
-        """Write the state of the pool beside a snapshot's weights, for users and the viewer."""
+        """Write the state of the pool to the folder of a snapshot, for users and the viewer."""
         if self._folder is not None and self._ranks.rank == 0:
             replace_file(self._folder / name / "standing.json", json.dumps(standing, indent=1).encode())
 
     def of(self, name: str, policies: Iterable[str]) -> Weights:
-        """Return a snapshot's weights of these policies."""
+        """Return the weights of these policies in a snapshot."""
         if name not in self._held:
             assert self._folder is not None, f"the weights of '{name}' are neither in memory nor in a folder"
             place = self._folder / name
@@ -144,7 +151,7 @@ class SnapshotStore:
 
     @property
     def kept(self) -> list[str]:
-        """Names of the snapshots in the folder; a killed process may have left some that belong to no member."""
+        """Names of the snapshots in the folder. A killed process may have left snapshots that belong to no member."""
         return [] if self._folder is None else sorted(each.name for each in self._folder.glob("*@*"))
 
     def forget(self, name: str) -> None:
@@ -156,18 +163,21 @@ class SnapshotStore:
 
 @dataclass(slots=True)
 class SlotHolder:
-    """A sampler with members in its slots."""
+    """A sampler with members of the league in its slots."""
 
     load: Load
     holds: dict[int, str] = field(default_factory=dict)
-    """Slot → its member."""
+    """Mapping from each slot to the name of its member."""
 
 
 class League(Feature):
-    """Assigns roles to members before a step, and measures their strength from the step's games."""
+    """Assigns roles to members before each step, and measures their strength from the games of the step."""
 
     def __init__(self, settings: LeagueConfig, run: StartedRun) -> None:
-        """Keep weights in the folder `league` of the run directory. Raises ConfigError for workers that cannot play pairs."""
+        """Store weights in the folder `league` of the run directory.
+
+        Raises ConfigError if pairs of members must play games but the rollout workers do not support this.
+        """
         config, setup, engine = run.config, run.setup, run.engine
         self._settings, self._seed, self._steps = settings, config.seed, config.training.steps
         self._setup, self._engine = setup, engine
@@ -178,14 +188,15 @@ class League(Feature):
         self.learners: dict[str, dict[str, str]] = {
             MAIN: {team.policy_of[agent]: team.policy_of[agent] for agent in self._homes}
         }
-        """Learner → policy of the team map → the learner's policy that replaces it."""
+        """Mapping from each learner to a mapping from policies of the team map to the learner's policies that replace them."""
         own = tuple(self.learners[MAIN])
         self.learners |= {
             learner: {policy: named(policy) for policy in own}
             for learner, named in added_learners(self._settings).items()
         }
         self.line = [name for name in self.learners if name == MAIN or name.startswith(FOLLOWER)]
-        """The next learner to enter, and those behind it. Each learner meets the members and the drafts of the learners ahead of it."""
+        """The learners in a line, starting with the next learner to enter the pool. Each learner meets the members and the drafts of the
+        learners ahead of it."""
         self._spread()
         self.pool = MemberPool(self._settings, fixed_members(self._settings, team))
         self._players = {member.player: member.name for member in self.pool.members if member.player}
@@ -194,12 +205,12 @@ class League(Feature):
         self.in_slot: dict[int, str] = {}
         self.tables: dict[str, TabularPolicies] = {}
         self.strategies: dict[tuple[str, ...], Mapping[str, Chances]] = {}
-        """Current members → the meta-strategy of their table, by learning agent."""
+        """Mapping from the current members to the meta-strategy of their payoff table, by learning agent."""
         self._begun = False
         self.restarted = False
-        """Whether a learner restarted after the last step, so that samples collected ahead have outdated weights."""
+        """Whether a learner was reset after the last step, so that samples that were collected ahead have outdated weights."""
         self._step = 0
-        """The last step whose games were counted."""
+        """Number of the last step whose games were counted."""
         self._exact = _tabulated(setup, self._settings.exact)
         if self.has_pair_games and len(run.players) > 1 and isinstance(setup.engine, CollectsGroups):
             raise ConfigError(
@@ -208,7 +219,7 @@ class League(Feature):
             )
 
     def _spread(self) -> None:
-        """Let partners start differently: add noise to the matrices B of their adapters (`population.spread`)."""
+        """Make partners start with different weights by adding noise to the matrices B of their adapters (`population.spread`)."""
         population = self._settings.population
         if not isinstance(population, FcpPopulation) or not population.spread:
             return
@@ -226,24 +237,27 @@ class League(Feature):
     # -------- The phases of a step
 
     def before_rollouts(self, step: StepInProgress) -> None:
-        """Assign roles to members in the tasks of the steps that are collected next."""
+        """Assign roles to members in the tasks of the steps that will be collected next."""
         assignments = self.assignments(step.number)
         step.tasks.assign = lambda number, count: assignments.casts(self._seed, number, count)
 
     def after_rollouts(self, step: StepInProgress) -> None:
-        """Compare the log-probs of members' turns with the train engine's, because no update would notice incorrect weights of a member."""
+        """Compare the log-probs of members' turns with those of the train engine.
+
+        Without this check, incorrect weights of a member would not be noticed.
+        """
         gaps = self._engine.check_parity(self.parity_samples(step.groups, COMPARED))
         step.metrics |= {"league/parity": gaps["parity/max"]} if gaps else {}
 
     def after_update(self, step: StepInProgress) -> None:
-        """Count the games, and let learners enter."""
+        """Count the results of games, and add learners to the pool."""
         step.metrics |= self.learn(step.number, step.groups)
         step.restarted = step.restarted or self.restarted
 
     # -------- Before a step
 
     def assignments(self, number: int) -> Assignments:
-        """Load members into the slots, and return how roles are assigned in the next steps, of which `number` is the first."""
+        """Load members into the slots, and return how roles are assigned in the next steps, starting with step `number`."""
         if not self._begun:
             self._begin()
         if not self._kept:  # without a run directory, no checkpoint needs them
@@ -285,13 +299,13 @@ class League(Feature):
 
     @property
     def _everybody(self) -> list[LeagueMember]:
-        """The members and all drafts."""
+        """All members of the pool and all drafts."""
         return self.pool.before(len(self.line))
 
     def thinned(self, drawn: Mapping[str, Chances], number: int) -> Mapping[str, Chances]:
-        """Return the probabilities, by learning agent, of members that fit into the slots; see `sampled_for_slots`.
+        """Return, for each learning agent, the probabilities of the members that will be loaded into the slots; see `sampled_for_slots`.
 
-        Agents with different mixtures share the slots equally.
+        Agents with different probabilities share the slots equally.
         """
         past, slots = [member.name for member in self.pool.past], self._settings.slots
         if sum(any(own.get(name, 0.0) > 0.0 for own in drawn.values()) for name in past) <= slots:
@@ -301,7 +315,7 @@ class League(Feature):
         return {home: sampled_for_slots(own, past, room, seed) for home, own in drawn.items()}
 
     def _own_roles(self, learner: str) -> dict[str, str]:
-        """Return the learner's policy in the role of each learning agent."""
+        """Return a mapping from each learning agent to the policy of the learner in its role."""
         own = self.learners[learner]
         return {agent: own[self._setup.team.policy_of[agent]] for agent in self._homes}
 
@@ -311,7 +325,10 @@ class League(Feature):
         return int(population.alone * self._steps) if isinstance(population, FcpPopulation) else 0
 
     def _enters(self, learner: str, number: int) -> bool:
-        """Return whether a learner enters after this step; of fictitious co-play only partners enter, while they learn."""
+        """Return whether a learner enters the pool after this step.
+
+        In fictitious co-play, only partners enter, and only while they learn.
+        """
         if isinstance(self._settings.population, FcpPopulation) and not (
             learner.startswith(PARTNER) and number <= self._partners_until
         ):
@@ -319,7 +336,7 @@ class League(Feature):
         return learner not in self.line[1:] and self.pool.may_enter(learner, number)
 
     def _begin(self) -> None:
-        """Keep a snapshot of the learners at the start, and make it the first member."""
+        """Store a snapshot of the learners at the start of the run, and add it to the pool as the first member."""
         self.snapshots.put(START, self._weights_now(*self.learners))
         # It is already a member if a game for the table failed earlier.
         if self._settings.enter is not None and self._settings.start and not self.pool.past:
@@ -328,11 +345,11 @@ class League(Feature):
         self._begun = True
 
     def chances(self, home: str, level: int = 0) -> Chances:
-        """Return the probabilities with which the agent `home` meets the members below a level."""
+        """Return the probabilities with which the agent `home` meets the members and the drafts ahead of a level."""
         return chances(self._settings, self.pool, MAIN, self._strategy(level).get(home))
 
     def load_members(self, names: Sequence[str], players: Iterable[SlotHolder] = ()) -> None:
-        """Load these players' snapshots into the slots of the train engine, in this order."""
+        """Load the snapshots of these members into the slots of the train engine and of all samplers, in the given order."""
         for slot, name in enumerate(names):
             if self.in_slot.get(slot) != name:
                 for policy, weights in self.snapshots.of(name, self.learners[MAIN]).items():
@@ -348,7 +365,7 @@ class League(Feature):
                     player.holds[slot] = name
 
     def _policies(self, member: LeagueMember) -> dict[str, str]:
-        """Return the policy that plays each agent's role for a loaded member."""
+        """Return a mapping from each agent to the policy that takes its role for a loaded member."""
         team = self._setup.team
         if member.kind != "past":
             return dict(member.policies)
@@ -361,9 +378,9 @@ class League(Feature):
     # -------- After a step
 
     def parity_samples(self, groups: Sequence[Group], most: int) -> list[Sample]:
-        """Return up to `most` turns of each member's policy with their sampling log-probs.
+        """Return up to `most` turns of each member's policy, with the log-probs under which they were sampled.
 
-        Turns of members that are no longer loaded, and of endpoints, which return no log-probs, are excluded.
+        Turns of members that are no longer loaded are excluded, as are turns of endpoints, which return no log-probs.
         """
         team = self._setup.team
         by_slot = {
@@ -386,7 +403,10 @@ class League(Feature):
         return [sample for own in chosen.values() for sample in own]
 
     def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Count the games of step `number`, let learners enter, and return metrics; called after the step's update."""
+        """Count the games of step `number`, add learners to the pool, and return metrics.
+
+        This method is called after the update of the step.
+        """
         self._step, self.restarted = number, False
         self.pool.fade()
         team, invalid, turns = self._setup.team, 0.0, 0
@@ -440,7 +460,7 @@ class League(Feature):
         return row
 
     def _enter(self, learner: str, number: int) -> dict[str, float]:
-        """Let a learner enter; return metrics of the new pool."""
+        """Add a learner to the pool, and return metrics of the new pool."""
         member, former = self.pool.enter(learner, number)
         self._take_snapshot(member, learner)
         if former is not None:
@@ -465,15 +485,15 @@ class League(Feature):
         return row
 
     def _take_snapshot(self, member: LeagueMember, learner: str) -> None:
-        """Store a learner's weights for a member, keyed by the policies that it can replace."""
+        """Store the weights of a learner for a member, keyed by the policies that the member can replace."""
         self.pool.gone.pop(member.name, None)  # a failed step may have left weights of this name
         own = self.learners[learner]
         self.snapshots.put(member.name, {policy: self._engine.weights(mine) for policy, mine in own.items()})
 
     def _restart(self, learner: str, *, last: bool) -> None:
-        """Move a learner that has entered to the end of its line, and restore its initial weights if the settings require it.
+        """Move a learner that has entered the pool to the end of its line, and restore its initial weights if the settings require it.
 
-        After the `last` step it keeps its current weights, which are the result of the run.
+        After the last step (`last`), the learner keeps its current weights, because they are the result of the run.
         """
         if learner in self.line:
             self.line.remove(learner)
@@ -486,7 +506,7 @@ class League(Feature):
                 self._engine.load_weights(mine, self._placed(mine, start[mine]))
 
     def _redraft(self, number: int) -> None:
-        """Create new drafts of all learners of the line except the last, and fill the table for the learners behind them."""
+        """Create new drafts of all learners in the line except the last one, and complete the payoff table for later learners."""
         if len(self.line) == 1:
             return
         for draft in self.pool.drafts:
@@ -496,7 +516,10 @@ class League(Feature):
         self._fill_payoffs(self._everybody)
 
     def pruned(self, steps: Collection[int]) -> None:
-        """Delete the weights of former members that no checkpoint needs; without checkpoints, those of all former members."""
+        """Delete the weights of former members that no checkpoint needs.
+
+        Without checkpoints, the weights of all former members are deleted.
+        """
         last = max(steps, default=math.inf)
         for name, (taken, left) in list(self.pool.gone.items()):
             if left <= last and not any(taken <= step < left for step in steps):
@@ -509,7 +532,7 @@ class League(Feature):
     # -------- The table of all pairs, and values computed from it
 
     def _fill_payoffs(self, members: Sequence[LeagueMember]) -> None:
-        """Compute the missing entries of these members' table of payoffs, or estimate them from games."""
+        """Compute the missing entries of these members' payoff table, or estimate them from games."""
         for home in self._homes:
             for one in members:
                 for other in members:
@@ -522,7 +545,7 @@ class League(Feature):
     def _mean_return(self, home: str, one: LeagueMember, other: LeagueMember) -> tuple[float, int]:
         """Return the mean return of one member in an agent's role, with another member in all other roles, and the number of games.
 
-        The number is 0 for an exact value.
+        If the value is exact, the number of games is 0.
         """
         team = self._setup.team
         if self._exact is not None and "past" == one.kind == other.kind:
@@ -563,9 +586,9 @@ class League(Feature):
         return fmean(found), len(found)
 
     def _strategy(self, level: int = 0) -> Mapping[str, Chances]:
-        """Return, by learning agent, the meta-strategy of its opponents; empty without a table.
+        """Return the meta-strategy of the opponents of each learning agent. The result is empty if there is no payoff table.
 
-        A learner with `level` learners ahead of it also meets their drafts.
+        A learner with `level` learners ahead of it also meets the drafts of these learners.
         """
         own = tuple(member.name for member in self.pool.before(level))
         if own not in self.strategies:
@@ -590,11 +613,11 @@ class League(Feature):
         return dict.fromkeys(homes, _by_name(names, shared))
 
     def _payoffs(self, home: str, names: Sequence[str]) -> list[list[float]]:
-        """Return an agent's payoffs as each member (rows) against each member (columns)."""
+        """Return the payoff matrix of an agent, with its payoffs as each member (rows) against each member (columns)."""
         return [[self.pool.payoffs[home, one, other] for other in names] for one in names]
 
     def _payoff_table(self, members: Sequence[LeagueMember]) -> NDArray[np.float64]:
-        """Return the payoffs of each member (rows) against each member (columns), averaged over the learning agents' roles."""
+        """Return the payoff matrix of members (rows) against members (columns), averaged over the roles of the learning agents."""
         names = [member.name for member in members]
         table: NDArray[np.float64] = np.array([self._payoffs(home, names) for home in self._homes]).mean(
             axis=0
@@ -603,14 +626,17 @@ class League(Feature):
 
     @property
     def has_pair_games(self) -> bool:
-        """Whether pairs of members play games for the table, because not all payoffs are exact."""
+        """Whether pairs of members play games for the payoff table, because not all payoffs can be computed exactly."""
         if isinstance(self._settings.population, PsroPopulation):
             return self._exact is None or bool(self._settings.members)
         return self._exact is None and self._settings.pair_games > 0
 
     @property
     def _paired(self) -> list[LeagueMember]:
-        """The members in the table: all with `psro`; otherwise past selves, if payoffs are exact or `pair_games` are played."""
+        """The members in the payoff table.
+
+        With `psro`, these are all members; otherwise, they are the past selves if payoffs are exact or `pair_games` are played.
+        """
         if isinstance(self._settings.population, PsroPopulation):
             return self.pool.members
         paired = self._exact is not None or self._settings.pair_games > 0
@@ -618,9 +644,10 @@ class League(Feature):
         return self.pool.past if paired and len(self._homes) > 1 else []
 
     def _ratings(self) -> dict[str, tuple[float, float, float]]:
-        """Return the members' ratings with their 95 % intervals; 0 is the rating of the first member that games link to the newest one.
+        """Return the ratings of the members with their 95 % confidence intervals.
 
-        The games of one task are dependent, so each counts as a fraction of an independent game.
+        The rating 0 is assigned to the first member that is connected to the newest member by games. The games of one task are
+        dependent, so each of them is counted as a fraction of an independent game.
         """
         known = self.pool.names
         places = {member: place for place, member in enumerate(known)}
@@ -639,7 +666,7 @@ class League(Feature):
     def _standing(
         self, member: str, step: int, rated: Mapping[str, tuple[float, float, float]]
     ) -> dict[str, Any]:
-        """Return the pool with its ratings and results, for `standing.json`."""
+        """Return the pool with its ratings and results, for the file `standing.json`."""
         payoffs = None
         if tabled := self._paired:
             names = [each.name for each in tabled]
@@ -666,7 +693,7 @@ class League(Feature):
     # -------- Exact values of small games
 
     def table(self, member: LeagueMember) -> TabularPolicies:
-        """Return the exact action probabilities of a member; each member is evaluated once."""
+        """Return the exact action probabilities of a member as tabular policies. Each member is evaluated only once."""
         if member.name not in self.tables:
             self.load_members([member.name])
             team = self._setup.team
@@ -713,7 +740,7 @@ class League(Feature):
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the state except the weights of snapshots, which are in the run's folder."""
+        """Return the state of the league, except the weights of snapshots, which are in the folder of the run."""
         return {
             "pool": self.pool.state(),
             "begun": self._begun,
@@ -742,7 +769,7 @@ class League(Feature):
 
 
 def _tabulated(setup: RolloutSetup, most: int) -> Enumerable | None:
-    """Return the game if the team's policies are tables of at most `most` information states; None otherwise."""
+    """Return the game if the team's policies can be converted to tables of at most `most` information states, or else None."""
     if enumerable(setup.environment, len(setup.team.names), most) is None:
         return None
     try:

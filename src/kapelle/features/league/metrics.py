@@ -1,4 +1,4 @@
-"""The metrics of a league, in the order of their panels."""
+"""The metrics of a league, in the order in which they are displayed."""
 
 from __future__ import annotations
 

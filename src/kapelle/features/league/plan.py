@@ -1,4 +1,4 @@
-"""The policies that a league adds to a run, and its checks, before a model is loaded."""
+"""Determine the policies that a league adds to a run, and check the league before a model is loaded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kapelle.workflows.play import PlayWorkflow
 
 
 def members(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
-    """Yield the faults of the members in the settings."""
+    """Yield a message for each problem of the members in the settings."""
     environment = run.config.environment
     players: dict[str, str] = {}
     for member, weights in league.members.items():
@@ -64,7 +64,7 @@ def members(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
 
 
 def _other_game(config: RunConfig, where: str, run: Path) -> Iterator[str]:
-    """Yield a message if a past self learned a different game; in a mixture, one common game is enough."""
+    """Yield a message if a past self learned a different game. For mixtures, one game in common is sufficient."""
     read = parse_yaml(read_config(run))
     learned = read.get("environment") if isinstance(read, Mapping) else None
     if not isinstance(learned, Mapping):
@@ -78,7 +78,7 @@ def _other_game(config: RunConfig, where: str, run: Path) -> Iterator[str]:
 
 
 def games(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
-    """Yield why no games against members can be played or trained on."""
+    """Yield the reasons why games against members cannot be played or trained on."""
     config, algorithm, team = run.config, run.algorithm, run.team
     if len(team.names) < 2:
         yield "`league`: the team has one agent, so there is no role for an opponent. Define two agents."
@@ -98,7 +98,7 @@ def games(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
 
 
 def population(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
-    """Yield the settings that the population of the league does not support."""
+    """Yield a message for each setting that the population of the league does not support."""
     config, algorithm, team, drawn = run.config, run.algorithm, run.team, league.population
     homes = [name for name in team.names if team.policy(name).trained]
     observes = isinstance(config.workflow, PlayWorkflow) and config.workflow.memory == "observation"
@@ -164,21 +164,21 @@ def _line(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
 
 
 class LeaguePlan(FeaturePlan[LeagueConfig]):
-    """The policies and checks of a league."""
+    """The additional policies and the checks of a league."""
 
     def policies(
         self, config: RunConfig, learners: Mapping[str, Policy], bases: Bases
     ) -> Mapping[str, Policy]:
-        """Return the policies of members, of slots for past selves and of additional learners."""
+        """Return the policies for permanent members, for slots of past selves, and for additional learners."""
         return added_policies(self.settings, config, learners, bases)
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield what prevents training with this league."""
+        """Yield the reasons why a run cannot be trained with this league."""
         for check in (members, games, population):
             yield from check(self.settings, run)
 
     def check_memory(self, run: RunToCheck, models: Mapping[str, Outline]) -> Iterator[str]:
-        """Yield a message if the adapters of past selves and of all learners are larger than the machine's memory."""
+        """Yield a message if the adapters of past selves and learners do not fit in the machine's memory."""
         league, team = self.settings, run.team
         own = [
             policy

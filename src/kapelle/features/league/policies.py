@@ -1,4 +1,4 @@
-"""The policies of a league: permanent members, slots for past selves, and learners in addition to the team."""
+"""Create the policies of a league: permanent members, slots for past selves, and additional learners."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kapelle.setup.team_builder import policy_for
 from kapelle.team import Policy, Rate, Team
 
 MOST_ADAPTERS = 10_000
-"""Maximum number of adapters of a league, far more than fit into one machine."""
+"""Maximum number of adapters of a league, which is far more than a machine can hold."""
 
 
 def slot_name(slot: int, policy: str) -> str:
-    """Return the name of the policy that plays as a past self of `policy` in a slot of the league."""
+    """Return the name of the policy that acts as a past self of `policy` in a slot of the league."""
     return f"league:{slot}:{policy}"
 
 
 def added_learners(league: LeagueConfig) -> dict[str, Callable[[str], str]]:
-    """Return the additional learners, each with a function from a team policy's name to the name of the learner's policy."""
+    """Return the additional learners, each with a function that maps the name of a team policy to the name of the learner's policy."""
     names = [EXPLOITER] if league.exploiter is not None else []
     names += [f"{PARTNER}{k}" for k in range(partners_of(league))]
     names += [f"{FOLLOWER}{k}" for k in range(followers_of(league))]
@@ -41,7 +41,7 @@ def added_policies(
 ) -> dict[str, Policy]:
     """Return the policies that a league adds to the team: members, slots for past selves, and additional learners.
 
-    Raises ConfigError for learners without an adapter, and for more than `MOST_ADAPTERS` adapters.
+    Raises ConfigError if a learner has no adapter, or if there are more than `MOST_ADAPTERS` adapters.
     """
     for name, policy in learners.items():
         if policy.lora is None:
@@ -93,7 +93,7 @@ def added_policies(
 
 
 def fixed_members(league: LeagueConfig, team: Team) -> list[LeagueMember]:
-    """Return the permanent members of a league, with the policies of the team map that play for them."""
+    """Return the permanent members of a league, with the policies of the team map that act for them."""
     found = []
     for name, weights in league.members.items():
         if isinstance(weights, str) and weights != "frozen":

@@ -1,7 +1,7 @@
-"""The pool of a league: its members, the learners' results against them, and the table of payoffs.
+"""The pool of a league: its members, the results of the learners against these members, and the payoff table.
 
 A member is either a snapshot of the learners after some step, or permanent: a frozen model, an endpoint or a player of the
-environment. `league.py` keeps the weights of snapshots; this module only knows their names.
+environment. The weights of snapshots are stored by `league.py`; this module only uses their names.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from kapelle.features.league.settings import FcpPopulation, LeagueConfig, PsroPo
 from kapelle.functional.statistics import t_quantile, wilson_interval
 
 MAIN = "self"
-"""The learners of the team map."""
+"""Name of the learners of the team map."""
 EXPLOITER = "exploiter"
-"""The learner whose only opponents are the learners of the team map (`league.exploiter`)."""
+"""Name of the learner whose only opponents are the learners of the team map (`league.exploiter`)."""
 PARTNER = "partner_"
-"""Prefix of learners that are trained first, each by self-play (`fcp`)."""
+"""Prefix of the names of learners that are trained first, each by self-play (`fcp`)."""
 FOLLOWER = "follower_"
-"""Prefix of additional learners of a line (`psro` with `learners`)."""
+"""Prefix of the names of additional learners in a line (`psro` with `learners`)."""
 DRAFT = "draft-"
-"""Prefix of drafts, which are snapshots of learners of a line and not members."""
+"""Prefix of the names of drafts, which are snapshots of learners in a line and are not members."""
 
 
 def partners_of(league: LeagueConfig) -> int:
@@ -33,39 +33,39 @@ def partners_of(league: LeagueConfig) -> int:
 
 
 def followers_of(league: LeagueConfig) -> int:
-    """Return how many learners of a line follow the first one (pipeline PSRO)."""
+    """Return the number of learners in a line after the first learner (pipeline PSRO)."""
     return league.population.learners - 1 if isinstance(league.population, PsroPopulation) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class LeagueMember:
-    """A member of the pool."""
+    """A member of the pool of a league."""
 
     name: str
-    """`self@20` for the learners after step 20, `draft-self@25` for their draft, or the name in `league.members`."""
+    """Name of the member: `self@20` for the learners after step 20, `draft-self@25` for their draft, or the name in `league.members`."""
     step: int = 0
-    """The step after which it entered; 0 for a permanent member."""
+    """Number of the step after which the member entered the pool, or 0 for a permanent member."""
     serial: int = 0
-    """Its number among all snapshots of the run, from 1; this is the version of its weights."""
+    """Number of the member among all snapshots of the run, from 1, which is also the version of its weights."""
     kind: Literal["past", "policy", "player"] = "past"
-    """Whether it is a snapshot, a policy of the team map or a player of the environment."""
+    """Kind of member: a snapshot (`past`), a policy of the team map (`policy`) or a player of the environment (`player`)."""
     player: str = ""
-    """The player of the environment."""
+    """Name of the environment's player."""
     policies: Mapping[str, str] = field(default_factory=dict)
-    """Agent → the policy of the team map that plays its role, for a member of kind `policy`."""
+    """Mapping from each agent to the policy of the team map that takes its role, for a member of kind `policy`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatchScore:
-    """Results of a learner against a member; older games have smaller weights (`league.forget`)."""
+    """The results of a learner against a member. Older games have smaller weights (`league.forget`)."""
 
     wins: float = 0.0
     draws: float = 0.0
     losses: float = 0.0
     groups: float = 0.0
-    """Number of groups of games, each on one task and usually on one deal; groups are the independent units."""
+    """Number of groups of games. Each group is played on one task and usually on one deal, and groups are independent of each other."""
     squares: float = 0.0
-    """Sum over groups of the square of their share of points."""
+    """Sum, over all groups, of the squared share of points in the group."""
 
     @property
     def games(self) -> float:
@@ -74,30 +74,34 @@ class MatchScore:
 
     @property
     def points(self) -> float:
-        """Share of points, where a draw is half a point. Half a win and half a loss are added, so that it is one half without games."""
+        """Share of points, where a draw is half a point.
+
+        One half win and one half loss are added, so that the share is one half if there are no games.
+        """
         return (self.wins + self.draws / 2 + 0.5) / (self.games + 1.0)
 
     def times(self, factor: float) -> MatchScore:
-        """Return the score with the weight of every game multiplied."""
+        """Return the score with the weight of every game multiplied by `factor`."""
         return MatchScore(*(value * factor for value in astuple(self)))
 
     def __add__(self, other: MatchScore) -> MatchScore:
-        """Return the score of both sets of games together."""
+        """Return the combined score of both sets of games."""
         return MatchScore(*map(add, astuple(self), astuple(other)))
 
     @classmethod
     def of_group(cls, ahead: Sequence[float]) -> MatchScore:
-        """Return the score of one group of games by the signs of the learner's leads."""
+        """Return the score of one group of games, given the differences between the learner's and the opponent's payoffs."""
         wins, draws = sum(by > 0 for by in ahead), sum(by == 0 for by in ahead)
         share = (wins + draws / 2) / len(ahead)
         return cls(wins, draws, len(ahead) - wins - draws, 1.0, share**2)
 
 
 def dependence(scores: Iterable[MatchScore]) -> float:
-    """Return how many games of these pairs carry the information of one independent game: from 1 to the games of a task.
+    """Return how many games of these pairs contain as much information as one independent game.
 
-    This is the design effect (Kish 1965) over all pairs: the variance of the tasks' shares of points divided by that of independent
-    games, corrected by Student's quantile for few tasks. Without variance, a task counts as one game.
+    The value is between 1 and the number of games per task. The result is the design effect (Kish 1965) over all pairs: the variance
+    of the tasks' shares of points divided by the variance for independent games, corrected by the quantile of Student's t
+    distribution if there are few tasks. If there is no variance, a task is counted as one game.
     """
     measured = [score for score in scores if score.groups >= 2.0]
     groups, games = sum(score.groups for score in measured), sum(score.games for score in measured)
@@ -118,33 +122,35 @@ Pair = tuple[str, str]
 
 
 class MemberPool:
-    """Members in the order of entry, and their results."""
+    """The members of the pool in the order in which they entered, and their results."""
 
     def __init__(self, settings: LeagueConfig, fixed: Sequence[LeagueMember]) -> None:
-        """Begin with the permanent members."""
+        """Create a pool that contains only the permanent members."""
         self._settings = settings
         self.members: list[LeagueMember] = list(fixed)
         self.drafts: list[LeagueMember] = []
-        """Snapshots of the learners of a line, in the order of the line. Only later learners of the line meet a draft."""
+        """Snapshots of the learners in a line, in the order of the line. Only learners that are later in the line meet a draft."""
         self.scores: dict[Pair, MatchScore] = {}
-        """(Learner, member) → recent results, from which opponents are drawn."""
+        """Mapping from a learner and a member to the recent results, from which the probabilities of opponents are computed."""
         self.met: dict[Pair, MatchScore] = {}
-        """(Entrant, member) → all games of the learner before it entered, for ratings; `LEARNER@now` for the next entrant."""
+        """Mapping from a snapshot and a member to the results of all games that the learner played before the snapshot was taken. These
+        results are used for ratings. The key of the next snapshot is `LEARNER@now`."""
         self.payoffs: dict[tuple[str, str, str], float] = {}
-        """The table of PSRO: (agent, member in its role, member in the other roles) → the agent's expected return."""
+        """The payoff table of PSRO: mapping from (agent, member in its role, member in the other roles) to the expected return of the
+        agent."""
         self.payoff_games: dict[tuple[str, str, str], int] = {}
-        """The same keys → number of games in this mean; 0 for an exact value."""
+        """Mapping from the same keys to the number of games in this mean, which is 0 for exact values."""
         self.gone: dict[str, tuple[int, float]] = {}
-        """Former members with stored weights → the steps after which each entered and left. It is not part of a checkpoint, because it
-        follows from the checkpoints on disk."""
+        """Mapping from former members with stored weights to the steps after which they entered and left the pool. This mapping is not
+        part of a checkpoint, because it is determined by the checkpoints on disk."""
         self.since: dict[str, int] = {}
-        """Learner → the step of its last entry."""
+        """Mapping from each learner to the step of its last entry into the pool."""
         self.entered = 0
-        """Number of snapshots taken in the run."""
+        """Number of snapshots that were taken in the run."""
 
     @property
     def names(self) -> list[str]:
-        """Names of the members, permanent ones first."""
+        """Names of the members, permanent members first."""
         return [member.name for member in self.members]
 
     @property
@@ -153,13 +159,14 @@ class MemberPool:
         return [member for member in self.members if member.kind == "past"]
 
     def before(self, level: int) -> list[LeagueMember]:
-        """Return the opponents of the learner at this place of the line: the members, and drafts of the learners ahead of it."""
+        """Return the opponents of the learner at this position in the line: the members, and drafts of the learners ahead of it."""
         return [*self.members, *self.drafts[:level]]
 
     def played(self, learner: str, member: str, ahead: Sequence[float]) -> None:
-        """Add the games of one task between a learner and a member, or the exploiter and the learner, given the learner's leads.
+        """Add the games of one task between a learner and a member, or between the exploiter and the learner.
 
-        Games against drafts and former members are not counted.
+        The argument `ahead` contains the differences between the learner's and the opponent's payoffs. Games against drafts and
+        former members are not counted.
         """
         if member not in self.names and member != MAIN:
             return
@@ -168,11 +175,14 @@ class MemberPool:
         self.met[now, member] = self.met.get((now, member), MatchScore()) + own
 
     def fade(self) -> None:
-        """Reduce the weights of all games, once for each step."""
+        """Reduce the weights of all games.
+
+        This method is called once per step.
+        """
         self.scores = {pair: score.times(self._settings.forget) for pair, score in self.scores.items()}
 
     def may_enter(self, learner: str, step: int) -> bool:
-        """Return whether a learner enters after this step."""
+        """Return whether a learner may enter the pool after this step."""
         enter = self._settings.enter
         waited = step - self.since.get(learner, 0)
         if enter is None or waited < enter.every:
@@ -190,7 +200,7 @@ class MemberPool:
         return low > share
 
     def enter(self, learner: str, step: int) -> tuple[LeagueMember, LeagueMember | None]:
-        """Let a learner enter after a step; return the new member, and the member that leaves in exchange, or None."""
+        """Add a learner to the pool after a step, and return the new member and the member that leaves in exchange (or None)."""
         self.entered += 1
         member = LeagueMember(f"{learner}@{step}", step, self.entered)
         now = f"{learner}@now"
@@ -226,7 +236,7 @@ class MemberPool:
         self.payoff_games = {key: count for key, count in self.payoff_games.items() if key in self.payoffs}
 
     def _leaves(self, learner: str, past: Sequence[LeagueMember]) -> LeagueMember:
-        """Return the member that leaves; the newest snapshot always stays."""
+        """Return the member that leaves the pool. The newest snapshot always stays."""
         match self._settings.leaves:
             case "weakest":
                 # An exploiter meets only the learner, so its entry is judged by the learner's results.
@@ -240,7 +250,7 @@ class MemberPool:
                 return past[0]
 
     def state(self) -> dict[str, Any]:
-        """Return the state as plain values, for a checkpoint."""
+        """Return the state of the pool as plain values, for a checkpoint."""
         return {
             "members": [asdict(member) for member in self.members],
             "drafts": [asdict(draft) for draft in self.drafts],

@@ -1,1 +1,1 @@
-"""Replay: a step trains on groups of earlier steps in which some episodes succeeded and others did not."""
+"""Replay: train each step also on groups of earlier steps in which some episodes succeeded and others failed."""

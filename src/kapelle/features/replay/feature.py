@@ -1,4 +1,4 @@
-"""Groups of earlier steps for replay: which groups are kept, and which of them a step draws."""
+"""Store groups of earlier steps for replay, and draw the groups that a step trains on."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from kapelle.training.feature import Feature, StartedRun, StepInProgress
 from kapelle.types import Group
 
 Kept = tuple[tuple[int, Group], ...]
-"""Pairs of a step and a group that it collected, oldest first."""
+"""Pairs of a step and a group that this step collected, oldest first."""
 
 
 def replayed(kept: Kept, settings: ReplayConfig, step: int, seed: int, fresh: Sequence[Group]) -> Kept:
-    """Return the past groups that a step trains on in addition to its new groups `fresh`: a seeded draw from other tasks."""
+    """Return the past groups that a step trains on in addition to its new groups `fresh`.
+
+    The groups are drawn with a seed, from other tasks than those of the new groups.
+    """
     now = {group.task.id for group in fresh}
     free = [
         (when, group) for when, group in kept if group.task.id not in now and _young(settings, step, when)
@@ -32,7 +35,10 @@ def replayed(kept: Kept, settings: ReplayConfig, step: int, seed: int, fresh: Se
 
 
 def remembered(kept: Kept, settings: ReplayConfig, step: int, fresh: Sequence[Group]) -> Kept:
-    """Return the kept groups after a step: its groups with both successes and failures are added, and the oldest groups dropped."""
+    """Return the stored groups after a step.
+
+    New groups with both successes and failures are added, and the oldest groups are removed.
+    """
     mixed = []
     for group in fresh:
         scored = [each.success >= 1.0 for each in group.valid if each.success is not None]
@@ -48,14 +54,14 @@ def _young(settings: ReplayConfig, step: int, when: int) -> bool:
 
 
 class EpisodeReplay(Feature):
-    """Adds a draw of earlier groups to the batch of a step."""
+    """Adds groups of earlier steps to the batch of a step."""
 
     def __init__(self, settings: ReplayConfig, run: StartedRun) -> None:
         self._settings, self._run = settings, run
         self.kept: Kept = ()
 
     def after_rollouts(self, step: StepInProgress) -> None:
-        """Draw earlier groups, and keep those of this step."""
+        """Draw earlier groups for this step, and store groups of this step."""
         drawn = replayed(self.kept, self._settings, step.number, self._run.config.seed, step.groups)
         self.kept = remembered(self.kept, self._settings, step.number, step.groups)
         step.earlier += [group for _, group in drawn]
@@ -64,7 +70,7 @@ class EpisodeReplay(Feature):
             step.metrics["replay_age"] = sum(step.number - when for when, _ in drawn) / len(drawn)
 
     def before_update(self, step: StepInProgress) -> None:
-        """Measure how far the weights have moved since the earlier groups were sampled."""
+        """Measure how much the weights have changed since the earlier groups were sampled."""
         turns = turns_of(step.earlier)
         samples = [policy_sample(turn, step.setup.team, turn.policy, {}) for _, turn in turns]
         scored = self._run.engine.score(samples) if samples else ()
@@ -73,11 +79,11 @@ class EpisodeReplay(Feature):
             step.metrics["replay_log_ratio"] = float(torch.cat(gaps).abs().mean())
 
     def forget(self) -> None:
-        """Drop all groups."""
+        """Remove all stored groups."""
         self.kept = ()
 
     def state(self) -> dict[str, Any]:
-        """Return the kept groups as JSON lines, and the steps that sampled them."""
+        """Return the stored groups as JSON lines, and the steps that sampled them."""
         return {
             "groups": [dump_groups(step, [group]).decode("ascii") for step, group in self.kept],
             "steps": [step for step, _ in self.kept],

@@ -1,4 +1,4 @@
-"""Checks of replay, before a model is loaded."""
+"""Check the settings of replay before a model is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ReplayPlan(FeaturePlan[ReplayConfig]):
     """The checks of replay."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield why past episodes cannot be trained on."""
+        """Yield the reasons why a run cannot be trained on past episodes."""
         algorithm = run.algorithm
         if not algorithm.collects_episodes:
             yield f"`tasks.replay` learns from past episodes of the team, but `{algorithm.name}` collects none. Remove it."

@@ -1,1 +1,1 @@
-"""A trained reward model in addition to the environment's rewards, and verifiers that continue training on graded answers."""
+"""A trained reward model in addition to the environment's rewards, and verifiers that are trained further on graded answers."""

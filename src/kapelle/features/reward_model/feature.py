@@ -1,9 +1,9 @@
-"""A reward model used in training, and a verifier that is refreshed on graded answers of the team that it rewards.
+"""Use a reward model in training, and refresh a verifier on graded answers of the team that it rewards.
 
-A fixed verifier was trained on answers of an earlier team. The team that it rewards shifts to answers with high scores, correct or
-not (2210.10760). So after each step the environment grades a few of the team's answers, and the verifier is trained on the remembered
-answers. Grades have a cost, so they are counted. A step's `verifier_auc` is measured on its answers before the verifier is trained on
-them. Answers of evaluations are never graded for this purpose.
+A fixed verifier was trained on answers of an earlier team. During training, the team shifts to answers with high scores, whether they
+are correct or not (arXiv:2210.10760). After each step, the environment therefore grades some of the team's answers, and the verifier
+is trained on stored answers. Grades are counted, because they have a cost. The metric `verifier_auc` of a step is measured on its
+answers before the verifier is trained on them. Answers of evaluations are never graded for this purpose.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ from kapelle.types import Group, Message
 
 
 class ScoredRewards(Feature):
-    """Adds a trained verifier's scores of turns, times a weight, to their rewards."""
+    """Adds a trained verifier's scores of turns, multiplied by a weight, to the rewards of these turns."""
 
     def __init__(self, settings: RewardModelConfig, run: StartedRun) -> None:
         self._settings, self._learners = settings, run.learners
 
     def rewarded(self, groups: Sequence[Group], signals: Signals | None) -> Sequence[Group]:
-        """Return groups with the scores in the rewards of their turns; groups without signals are scored now."""
+        """Return groups in which the scores were added to the rewards of the turns.
+
+        If no signals are given, the turns are scored in this call.
+        """
         settings = self._settings
         score = (
             scores(groups, self._learners, calibration_of(settings.path))
@@ -47,31 +50,31 @@ class ScoredRewards(Feature):
 
 
 class GradedAnswer(NamedTuple):
-    """An answer and its label."""
+    """An answer with its label."""
 
     prompt: tuple[Message, ...]
     text: str
     label: float
-    """Its correctness, in [0, 1]."""
+    """Correctness of the answer, in [0, 1]."""
 
 
 class RefreshedVerifier(Feature):
-    """Trains the verifier on remembered answers, to which each step adds some graded ones."""
+    """Trains the verifier on stored answers. Each step adds some graded answers."""
 
     def __init__(self, settings: RefreshConfig, run: StartedRun) -> None:
         self._settings, self._seed, self._engine = settings, run.config.seed, run.engine
         self._remembered: tuple[GradedAnswer, ...] = ()
-        """Remembered answers, oldest first."""
+        """Stored answers, oldest first."""
         self._labels = 0
 
     def after_update(self, step: StepInProgress) -> None:
-        """Grade some of the step's answers, and train the verifier."""
+        """Grade some answers of the step, and train the verifier."""
         step.metrics |= self.learn(step.number, step.groups)
 
     def learn(self, number: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Grade some answers of step `number` and train the verifier; return metrics.
+        """Grade some answers of step `number`, train the verifier, and return metrics.
 
-        Correct and incorrect answers have equal weight in every update. There is no update while all remembered answers are
+        Correct and incorrect answers have equal total weights in every update. There is no update as long as all stored answers are
         correct or all are incorrect.
         """
         settings = self._settings
@@ -106,7 +109,7 @@ class RefreshedVerifier(Feature):
         return {**merge_rows(rows), "verifier_labels": float(self._labels)}
 
     def state(self) -> dict[str, Any]:
-        """Return the remembered answers and the number of labels."""
+        """Return the stored answers and the number of labels."""
         remembered = [
             [[[m.role, m.content, m.structured] for m in each.prompt], each.text, each.label]
             for each in self._remembered

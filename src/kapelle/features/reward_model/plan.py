@@ -1,4 +1,4 @@
-"""The signal that a reward model adds to the algorithm, before a model is loaded."""
+"""Add the signal of a reward model to the algorithm before a model is loaded."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from kapelle.setup.feature import FeaturePlan
 
 
 class RewardModelPlan(FeaturePlan[RewardModelConfig]):
-    """Adds the reward model's scores to the algorithm."""
+    """Adds the scores of the reward model to the signals of the algorithm."""
 
     def extend(self, row: Algorithm) -> Algorithm:
-        """Return the row with the scores as a signal; raise ConfigError if the algorithm does not learn from turn rewards."""
+        """Return the algorithm with the scores as an additional signal.
+
+        Raises ConfigError if the algorithm does not learn from rewards of turns.
+        """
         if row.need(VerifierScores) or (row.data.scores and row.returns is None):
             raise ConfigError(
                 f"`reward_model` is added to the environment's reward, but `{row.name}` is rewarded only by a verifier's scores. "

@@ -1,1 +1,1 @@
-"""A supervised warm-up of the base model on demonstrations by the environment's script, before training."""
+"""Supervised warm-up of the base model on demonstrations by the environment's scripted expert, before training."""

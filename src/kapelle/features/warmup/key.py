@@ -1,4 +1,4 @@
-"""The settings of the stage that warms up a base, and the name under which its result is cached."""
+"""The settings of the stage that warms up a base model, and the key under which the result is cached."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.team import Team
 
 FORMAT = 2
-"""Increase this number if a change of the code changes the warmed-up model for the same settings."""
+"""Version of the cache. Increase this number if a change of the code changes the warmed-up model for the same settings."""
 
 
 def warmup_key(config: RunConfig) -> str:
-    """Return a hash of everything that the warmed-up model depends on."""
+    """Return a hash of all values on which the warmed-up model depends."""
     learner = config.train_engine.model_dump(mode="json")
     teachers = _teachers(config.environment)
     parts = {
@@ -49,19 +49,19 @@ def warmup_key(config: RunConfig) -> str:
 
 
 def _teachers(environment: Environment) -> list[str]:
-    """Return hashes of the code of all teachers, including those of a mixture's members."""
+    """Return the hashes of the code of all teachers, including those of the members of a mixture."""
     own = environment.teacher_hash() if offers(environment, Teachable) else None
     members = environment.members.values() if offers(environment, Mixed) else ()
     return [*([own] if own else []), *(each for member in members for each in _teachers(member))]
 
 
 def warmup_is_cached(config: RunConfig) -> bool:
-    """Return whether the warmed-up model of these settings is cached."""
+    """Return whether the warmed-up model for these settings is cached."""
     return (cache_folder() / "warmup" / warmup_key(config) / "config.json").is_file()
 
 
 def stage_of(config: RunConfig) -> RunConfig:
-    """Return the settings of the stage that warms up the base of a run with a warm-up."""
+    """Return the settings of the stage that warms up the base model of a run."""
     warmup = config.warmup
     assert warmup is not None, "a run without a warm-up has no such stage"
     optimizer = OptimizerConfig(
@@ -91,6 +91,6 @@ def stage_of(config: RunConfig) -> RunConfig:
 
 
 def stage_team(config: RunConfig) -> tuple[Algorithm, Team]:
-    """Return the algorithm and the team of a stage's settings."""
+    """Return the algorithm and the team of the settings of a stage."""
     algorithm = build_algorithm(config)
     return algorithm, build_team(config, algorithm)

@@ -1,4 +1,4 @@
-"""The checks of a warm-up, before a model is loaded, and the hash of what determines its base."""
+"""Check the settings of a warm-up before a model is loaded, and compute a hash of the settings that determine the warmed-up model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kapelle.setup.feature import FeaturePlan
 
 
 class WarmupPlan(FeaturePlan[WarmupConfig]):
-    """The checks of a warm-up, and the hash of what determines its base."""
+    """The checks of a warm-up, and the hash of the settings that determine the warmed-up model."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield a message if no script demonstrates the roles, or if the base is already in memory."""
+        """Yield a message if there is no scripted expert for the roles, or if the base model is already in memory."""
         environment, path = run.config.environment, run.config.model.path
         if not demonstrates(environment):
             yield (
@@ -31,5 +31,5 @@ class WarmupPlan(FeaturePlan[WarmupConfig]):
             )
 
     def made_base(self, config: RunConfig, path: str) -> str:
-        """Return the hash of what determines the warmed-up model."""
+        """Return a hash of all values that determine the warmed-up model."""
         return f"warm-up {warmup_key(config)}" if path == config.model.path else ""

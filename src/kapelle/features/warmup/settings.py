@@ -10,18 +10,21 @@ from kapelle.settings.feature import FeatureSettings
 
 
 class WarmupConfig(FeatureSettings):
-    """Supervised warm-up on scripted demonstrations of the roles, which runs before all training; the result is cached."""
+    """Settings of a supervised warm-up on scripted demonstrations of the roles.
+
+    The warm-up runs before all training, and its result is cached.
+    """
 
     plan: ClassVar[str] = "kapelle.features.warmup.plan:WarmupPlan"
     bases: ClassVar[str] = "kapelle.features.warmup.stage:warmed_bases"
 
     steps: int = Field(default=400, ge=1)
-    """Optimiser steps."""
+    """Number of optimiser steps."""
     demonstrations: int = Field(default=20_000, ge=1)
-    """Number of episodes on the training split in which the script acts."""
+    """Number of episodes on the train split in which the scripted expert acts."""
     batch: int = Field(default=48, ge=1)
-    """Sequences per step."""
+    """Number of sequences per optimiser step."""
     lr: float = Field(default=3e-3, gt=0)
-    """Learning rate."""
+    """Learning rate of the warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """How the learning rate changes over the steps."""

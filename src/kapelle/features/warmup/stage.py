@@ -1,7 +1,8 @@
-"""Supervised warm-up of a base model on demonstrations by the environment's script, cached by a hash of the settings.
+"""Warm up a base model by supervised training on demonstrations, and cache the result under a hash of the settings.
 
-An untrained tiny model solves nothing, so reinforcement learning has no reward to learn from. The script makes deliberate mistakes,
-so that something remains to be learned. The files of a cached model have hashes, which are verified at every use.
+An untrained tiny model solves no tasks, so reinforcement learning would receive no rewards. The demonstrations are written by the
+environment's scripted expert, which makes deliberate mistakes so that something remains to be learned. The hashes of the files of a
+cached model are verified whenever the model is used.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from kapelle.training.selection import REDRAWN, TrainingTasks, tasks_of
 from kapelle.types import Group, Task
 
 MADE = "made.json"
-"""File beside a cached model's weights: the machine and versions it was trained with."""
+"""Name of a file in the folder of a cached model, which contains the machine and the versions with which the model was trained."""
 
 
 def origin_note(folder: str) -> str:
-    """Return how a cached model's threads, processor or versions differ from this machine's; empty if they are the same.
+    """Return how the threads, processor or versions of a cached model differ from those of this machine, or an empty string.
 
-    These differences change the order of sums, and so, after hundreds of steps, the weights. A run that continues needs the cached
-    model, so that model is used and the difference is reported.
+    Such differences change the order of summation, and after hundreds of steps also the weights. A run that continues needs the
+    cached model, so the cached model is used and the difference is reported.
     """
     here = _here()
     try:
@@ -72,7 +73,7 @@ def origin_note(folder: str) -> str:
 
 
 def _here() -> dict[str, Any]:
-    """Return the properties other than the settings on which a model's last bits depend."""
+    """Return the properties of this machine, other than settings, on which the last bits of a model depend."""
     found = machine()
     kernels = str(found.pop("processor features", "")).partition(":")[0]
     return {**found, "kernels": kernels, **{key: versions()[key] for key in ("torch", "transformers")}}
@@ -86,7 +87,7 @@ def _here() -> dict[str, Any]:
 def train_stage(
     config: RunConfig, progress: ReportStep | None, say: Callable[[str], None] = lambda _: None
 ) -> LanguageModel:
-    """Train and return the warmed-up base model of a run; raises the errors of a training step."""
+    """Train and return the warmed-up base model of a run. Raises the same errors as a training step."""
     assert config.warmup is not None
     stage = stage_of(config)
     algorithm, team = stage_team(stage)
@@ -113,9 +114,10 @@ def train_stage(
 
 
 def demonstrations(setup: RolloutSetup, config: RunConfig, count: int) -> list[Group]:
-    """Return the script's valid episodes on `count` training tasks, one in each group; raise TrainingHalted if all failed.
+    """Return the valid episodes of the scripted expert on `count` train tasks, with one episode in each group.
 
-    An external program can read the number of its task. On an infinite split, it therefore receives the numbers that training draws.
+    Raises TrainingHalted if all episodes failed. An external program can read the index of its task. On an unlimited split, the
+    program therefore receives the same indices that training draws.
     """
     environment = setup.environment
     size = environment.size("train")
@@ -146,7 +148,10 @@ def demonstrations(setup: RolloutSetup, config: RunConfig, count: int) -> list[G
 
 
 class DrawnTurns(Rollouts):
-    """Samples `batch` turns of demonstrations for each step, each as a separate episode; call it for steps in order."""
+    """Samples `batch` turns of demonstrations for each step, each as a separate episode.
+
+    The methods must be called for the steps in order.
+    """
 
     def __init__(self, demonstrations: Sequence[Group], batch: int, seed: int, tasks: TrainingTasks) -> None:
         self.tasks = tasks
@@ -160,7 +165,7 @@ class DrawnTurns(Rollouts):
         self._draw = random.Random(derive_seed(seed, "warmup"))
 
     def collect(self, step: StepInProgress) -> list[Group]:
-        """Return the turns of the next step."""
+        """Return the turns of the next optimiser step."""
         return self._draw.sample(self._turns, self._batch)
 
 
@@ -170,10 +175,10 @@ def warmed_up(
     say: Callable[[str], None] = lambda _: None,
     hold: dict[str, LanguageModel] | None = None,
 ) -> Path:
-    """Return the folder of the warmed-up model; train it unless it is cached and its files are intact.
+    """Return the folder of the warmed-up model. The model is trained unless it is cached and its files are intact.
 
-    If the disk has no room, the model is put into `hold` under the folder's path; without `hold`, CheckpointError is raised. `say`
-    receives a line about each problem.
+    If there is not enough disk space, the model is stored in `hold` under the path of the folder. Raises CheckpointError if there is
+    not enough disk space and `hold` is None. The function `say` receives a message about each problem.
     """
     assert config.warmup is not None
     folder = cache_folder() / "warmup" / warmup_key(config)
@@ -210,9 +215,9 @@ def warmed_bases(
     report: Report,
     hold: dict[str, LanguageModel],
 ) -> Mapping[str, str]:
-    """Return the path of every base of a team, with the warmed-up model in place of the original.
+    """Return the path of every base model of a team, in which the warmed-up model replaces the original model.
 
-    `hold` receives a model for which the cache has no room.
+    If there is no room for the model in the cache, the model is stored in `hold`.
     """
     cached = warmup_is_cached(config)
     report(
@@ -228,7 +233,7 @@ def warmed_bases(
 
 
 def _is_sound(folder: Path, report: Callable[[str], None]) -> bool:
-    """Return whether a cached model's files are intact; remove it otherwise."""
+    """Return whether the files of a cached model are intact. Damaged models are removed from the cache."""
     try:
         if not verify_folder(folder):
             shapes_of(folder)  # raises for truncated files

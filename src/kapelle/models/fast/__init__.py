@@ -1,1 +1,1 @@
-"""Fast passes for common families, with the same results as the model's own pass."""
+"""Fast forward passes for common model families, with the same results as the model's own pass."""

@@ -1,17 +1,19 @@
-"""Attention of flat tokens by a plan, which defines what attends to what, with the fastest method on each device.
+"""Attention of flat tokens by a plan, which defines which tokens attend to which, with the fastest method on each device.
 
-Flat tokens are gathered into buckets of sequences of similar length. With autograd, every bucket would create gradients of
-queries, keys and values for all tokens, mostly zeros, and add them up. Here each token's gradient is written once.
+Flat tokens are gathered into buckets of sequences of similar length. With plain autograd, every bucket would create
+gradients of queries, keys and values for all tokens, which are mostly zeros, and add them up. In this module, the
+gradient of each token is written once.
 
-On a CPU, torch's fused attention is designed for long sequences: in half precision its backward pass takes three to ten
-times as long as the products that it replaces, and up to a few hundred keys its blocks are too coarse to skip masked
-keys. Attention to at most `PRODUCT_KEYS` keys is therefore computed by batched products, a few queries at a time against
-their visible keys, with a hand-written backward pass. Longer sequences and other devices use the fused kernel.
+On a CPU, torch's fused attention is designed for long sequences: in half precision, its backward pass takes three to
+ten times as long as the products that it replaces, and up to a few hundred keys, its blocks are too coarse to skip
+masked keys. Attention to at most `PRODUCT_KEYS` keys is therefore computed by batched products, a few queries at a time
+with their visible keys, and with a hand-written backward pass. Longer sequences and other devices use the fused kernel.
 
 On CUDA in half precision, one kernel computes all sequences of a pass without buckets, masks or repeated key heads.
 
-Shapes: N flat tokens, B sequences of a bucket, L (longest) queries, M (longest) keys, H query heads, J key heads, G = H / J
-query heads per key head, E head size, P = B·J pairs of sequence and key head, S = G·L queries of a pair.
+In tensor shapes, N is the number of flat tokens, B of sequences in a bucket, L of queries (of the longest sequence), M
+of keys (of the longest sequence), H of query heads, J of key heads, and G = H / J of query heads per key head. E is the
+head size, P = B·J the number of pairs of a sequence and a key head, and S = G·L the number of queries of a pair.
 """
 
 from __future__ import annotations
@@ -29,50 +31,53 @@ from torch.nn.functional import scaled_dot_product_attention
 from kapelle.models.fast import kernels
 
 WASTE = 0.1
-"""Maximum share of padding in a bucket."""
+"""The maximum fraction of padding in a bucket."""
 
 PRODUCT_KEYS = 512
-"""Maximum number of keys for products, which keep the attention weights of all pairs for the backward pass."""
+"""The maximum number of keys for attention by products, which store the attention weights of all pairs for the backward
+pass."""
 QUERY_STEP = 32
-"""Queries per product; a product reads no key after its last query."""
+"""The number of queries per product. A product reads no key after the last of its queries."""
 
 
 class Bucket(NamedTuple):
-    """A group of B sequences of similar length, with attention computed together."""
+    """A group of B sequences of similar length whose attention is computed together."""
 
     query_BL: Tensor
-    """Flat position of each query token; padding at the end repeats a position."""
+    """The flat position of each query token. Padding at the end repeats a position."""
     key_BM: Tensor | None
-    """Flat position of each key token; None if keys belong to the query tokens and attention is plain causal."""
+    """The flat position of each key token, or None if the keys belong to the query tokens and attention is plain
+    causal."""
     mask_BLM: Tensor | None
-    """True where a query may attend to a key; None if `key_BM` is None."""
+    """A mask that is True where a query may attend to a key, or None if `key_BM` is None."""
 
 
 class Span(NamedTuple):
-    """A run of flat tokens that attend causally to each other, and to all of a prefix."""
+    """A range of flat tokens that attend causally to each other and to all tokens of a prefix."""
 
     start: int
     length: int
     prefix: tuple[int, int] | None
-    """(start, length) of the prefix; None if there is no prefix."""
+    """The start and the length of the prefix, or None if there is no prefix."""
 
 
 class Runs(NamedTuple):
-    """S consecutive spans in the form that kernels for sequences of any length need."""
+    """S consecutive spans in the form that kernels for sequences of any length require."""
 
     query_ends_S: Tensor
-    """Row after each span's last query, int32, preceded by 0: S + 1 numbers."""
+    """The row after the last query of each span as int32, preceded by 0, which gives S + 1 numbers."""
     key_ends_S: Tensor
-    """Row after each span's last key, in the same form."""
+    """The row after the last key of each span as int32, preceded by 0, which gives S + 1 numbers."""
     most_queries: int
-    """Maximum number of queries (and, below, of keys) in one span."""
+    """The maximum number of queries in one span."""
     most_keys: int
     key_M: Tensor | None
-    """Flat position of each key, with a span's prefix before its own tokens; None if keys belong to the query tokens."""
+    """The flat position of each key, with the prefix of a span before the span's own tokens, or None if the keys belong
+    to the query tokens."""
 
 
 class AttentionPlan:
-    """Which tokens attend to which, in the form that each kernel needs, created on first use."""
+    """A plan of which tokens attend to which, in the form that each kernel requires. Each form is created on first use."""
 
     def __init__(
         self,
@@ -82,11 +87,11 @@ class AttentionPlan:
         idle_buckets: int = 0,
         window: int | None = None,
     ) -> None:
-        """Plan for spans that cover the flat tokens in order; tensors are created on this device.
+        """Create a plan for spans that cover the flat tokens in order. The tensors of the plan are created on this device.
 
-        With a `window`, a token attends to this many tokens, of which the last is the token itself.
-        `idle_buckets` additional buckets recompute the first token, and their outputs are ignored. With them, processes
-        that must take every step of a pass together have the same number of buckets.
+        With a `window`, a token attends to this many tokens, of which the last is the token itself. The `idle_buckets`
+        additional buckets recompute the first token, and their outputs are ignored. With idle buckets, processes that
+        must take every step of a pass together have the same number of buckets.
         """
         self.spans = tuple(spans)
         self._device = device
@@ -95,7 +100,7 @@ class AttentionPlan:
         self._within: dict[int, AttentionPlan] = {}
 
     def within(self, window: int | None) -> AttentionPlan:
-        """Return the plan of layers with this window."""
+        """Return the plan for layers with this sliding window."""
         longest = max(span.length + (span.prefix[1] if span.prefix else 0) for span in self.spans)
         if window is None or window >= longest:
             return self
@@ -112,7 +117,7 @@ class AttentionPlan:
 
     @property
     def where_N(self) -> Tensor | None:  # noqa: N802 — the suffix is its shape
-        """Position of each flat token in the buckets' queries, one bucket after another; None if the order is the same."""
+        """The position of each flat token in the concatenated queries of the buckets, or None if the order is the same."""
         return self._bucketed[1]
 
     @cached_property
@@ -128,7 +133,7 @@ class AttentionPlan:
 
     @cached_property
     def runs(self) -> Runs:
-        """The spans in sequence."""
+        """The spans in sequence, without buckets."""
         queries = [span.length for span in self.spans]
         keys = [span.length + (span.prefix[1] if span.prefix else 0) for span in self.spans]
         with torch.inference_mode(mode=False):
@@ -148,7 +153,7 @@ class AttentionPlan:
 
 
 def plan_sequences(lengths: Sequence[int], device: torch.device | str = "cpu") -> AttentionPlan:
-    """Return a plan for consecutive sequences, each with causal attention to itself."""
+    """Return a plan for consecutive sequences, each of which attends causally to itself."""
     spans: list[Span] = []
     for length in lengths:
         spans.append(Span(spans[-1].start + spans[-1].length if spans else 0, length, None))
@@ -163,7 +168,7 @@ def plan_spans(spans: Sequence[Span], device: torch.device | str = "cpu") -> Att
 def _in_buckets(
     spans: Sequence[Span], device: torch.device | str, window: int | None
 ) -> tuple[tuple[Bucket, ...], Tensor | None]:
-    """Return buckets of spans, and the position of each flat token in them; None if the order is the same."""
+    """Return buckets of spans, and the position of each flat token in the buckets or None if the order is the same."""
 
     def plain(query_BL: Tensor) -> Bucket:
         if window is None:
@@ -203,7 +208,7 @@ def _in_buckets(
 
 
 def _places(runs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Return the positions of runs (start, length), padded with the last position, and a mask of the real ones."""
+    """Return the positions of ranges (start, length), padded with the last position, and a mask of the real positions."""
     start_B1 = torch.tensor([[start] for start, _ in runs])
     length_B1 = torch.tensor([[length] for _, length in runs])
     step_L = torch.arange(int(length_B1.max()))
@@ -211,7 +216,7 @@ def _places(runs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
 
 
 def _similar_lengths(spans: Sequence[Span]) -> list[list[Span]]:
-    """Group spans from the longest down, each group with at most `WASTE` padding; flat order inside."""
+    """Group spans by descending length into groups with at most `WASTE` padding. Within a group, spans are in flat order."""
     groups: list[list[Span]] = []
     filled = 0
     for span in sorted(spans, key=lambda span: (-span.length, span.start)):
@@ -233,9 +238,9 @@ def attend_by_plan(
     scale: float,
     cap: float | None = None,
 ) -> Tensor:
-    """Return attention outputs `_NHE` of flat tokens, by a kernel for sequences of any length if available.
+    """Return the attention outputs of flat tokens, of shape (N, H, E), using a kernel for sequences of any length if available.
 
-    With a `cap`, scores are cap · tanh(score / cap).
+    With a `cap`, attention scores are cap · tanh(score / cap).
     """
     if cap is None and takes_runs(q_NHE, k_NJE.shape[1], plan.window):
         return attend_by_runs(plan.runs, q_NHE, k_NJE, v_NJE, scale, plan.window)
@@ -250,7 +255,7 @@ def attend_by_buckets(
     scale: float,
     cap: float | None = None,
 ) -> Tensor:
-    """Return attention outputs `_NHE` of flat tokens, as one step of autograd if products are faster."""
+    """Return the attention outputs of flat tokens, of shape (N, H, E), as one step of autograd if products are faster."""
     if all(by_products(q_NHE, _keys(bucket).shape[1], cap) for bucket in plan.buckets):
         gathered: Tensor = _PlannedAttention.apply(plan, q_NHE, k_NJE, v_NJE, scale, cap)  # type: ignore[no-untyped-call]
         return gathered
@@ -265,10 +270,11 @@ def attend_by_buckets(
 
 
 def takes_runs(q_NHE: Tensor, key_heads: int, window: int | None = None) -> bool:
-    """Return whether torch's `varlen_attn` can be used here and its results agree with plain operations.
+    """Return whether torch's `varlen_attn` can be used for these queries and its results agree with plain operations.
 
-    It is flash attention (2307.08691), which needs half precision, compute capability 8 or higher, and heads of at most 256
-    features that fill whole rows of 16 bytes. For heads above 192, only some GPUs support its backward pass.
+    The kernel is flash attention (arXiv:2307.08691), which needs half precision, compute capability 8 or higher, and
+    heads of at most 256 features that fill whole rows of 16 bytes. For heads with more than 192 features, only some
+    GPUs support the backward pass.
     """
     device, (_, heads, size) = q_NHE.device, q_NHE.shape
     if (
@@ -286,7 +292,7 @@ def takes_runs(q_NHE: Tensor, key_heads: int, window: int | None = None) -> bool
     where = (device, q_NHE.dtype, f"{heads} heads of {size} on {key_heads}", f"window {window}")
 
     def trial() -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield outputs and gradients of two sequences, the first with two branches, by the kernel and by buckets."""
+        """Yield outputs and gradients of two sequences, the first with two branches, computed by the kernel and by buckets."""
         spans = (Span(0, 150, None), Span(150, 7, (0, 150)), Span(157, 203, (0, 150)), Span(360, 41, None))
         plan = plan_spans(spans, device).within(window)
         given_NHE, *inputs = (
@@ -307,10 +313,10 @@ def takes_runs(q_NHE: Tensor, key_heads: int, window: int | None = None) -> bool
 def attend_by_runs(
     runs: Runs, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor, scale: float, window: int | None = None
 ) -> Tensor:
-    """Return attention outputs `_NHE` of flat tokens by torch's `varlen_attn`; query heads share key heads.
+    """Return the attention outputs of flat tokens, of shape (N, H, E), using torch's `varlen_attn`. Query heads share key heads.
 
-    A query attends to a span's keys up to its own, counted from the end: torch aligns queries and keys by their last tokens
-    (`torch.nn.attention.bias`, LOWER_RIGHT), so every query attends to the whole prefix.
+    A query attends to the keys of its span up to its own key, counted from the end. torch aligns queries and keys by
+    their last tokens (`torch.nn.attention.bias`, LOWER_RIGHT), so every query attends to the whole prefix.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -334,14 +340,14 @@ def attend_by_runs(
 
 @cache
 def _has_gqa_option() -> bool:
-    """Return whether `varlen_attn` has the option `enable_gqa`; torch before 2.12 infers it."""
+    """Return whether `varlen_attn` has the option `enable_gqa`. Versions of torch before 2.12 infer this option."""
     from torch.nn.attention.varlen import varlen_attn
 
     return "enable_gqa" in signature(varlen_attn).parameters
 
 
 class _Repeated(torch.autograd.Function):
-    """Rows at given positions, with repetitions; the gradients of one row are summed in at least float32."""
+    """Selects rows at given positions, with repetitions. The gradients of one row are summed in at least float32."""
 
     @staticmethod
     def forward(ctx: Any, x_NJE: Tensor, place_M: Tensor) -> Tensor:
@@ -358,7 +364,7 @@ class _Repeated(torch.autograd.Function):
 
 
 class _PlannedAttention(torch.autograd.Function):
-    """Computes attention by products, for all buckets at once."""
+    """Computes attention by products for all buckets in one step of autograd."""
 
     @staticmethod
     def forward(
@@ -409,7 +415,7 @@ def _query_count(plan: AttentionPlan) -> int:
 
 
 def _by_bucket(plan: AttentionPlan, x_NHE: Tensor) -> list[Tensor]:
-    """Return views `_BLHE` of consecutive buckets."""
+    """Return views of consecutive buckets, of shape (B, L, H, E)."""
     parts = x_NHE.split([bucket.query_BL.numel() for bucket in plan.buckets])
     return [
         part.unflatten(0, bucket.query_BL.shape) for part, bucket in zip(parts, plan.buckets, strict=True)
@@ -419,7 +425,7 @@ def _by_bucket(plan: AttentionPlan, x_NHE: Tensor) -> list[Tensor]:
 def _gathered(
     plan: AttentionPlan, bucket: Bucket, q_NHE: Tensor, *kv_NJE: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a bucket's queries, keys and values."""
+    """Return the queries, keys and values of a bucket."""
     keys_BM = _keys(bucket)
     places = (bucket.query_BL, keys_BM, keys_BM)
     q, k, v = (
@@ -430,12 +436,15 @@ def _gathered(
 
 
 def _in_order(plan: AttentionPlan, x_NHE: Tensor) -> Tensor:
-    """Reorder rows from buckets, with padding, to the order of the flat tokens."""
+    """Reorder rows from the order of buckets, with padding, to the order of the flat tokens."""
     return x_NHE if plan.where_N is None else x_NHE.index_select(0, plan.where_N)
 
 
 def _summed(plan: AttentionPlan, parts: list[Tensor]) -> Tensor:
-    """Return the gradient `_NJE` of keys or values from those of all buckets, `_BMJE`; a prefix gets one from each branch."""
+    """Return the gradient of keys or values, of shape (N, J, E), from the gradients of all buckets.
+
+    The gradients of all buckets have shape (B, M, J, E). A prefix receives a gradient from each of its branches.
+    """
     own = [
         part[:, -bucket.query_BL.shape[1] :].flatten(0, 1)
         for bucket, part in zip(plan.buckets, parts, strict=True)
@@ -456,9 +465,9 @@ def attention(
     scale: float,
     cap: float | None = None,
 ) -> Tensor:
-    """Return attention outputs `_BLHE`; `mask_BLM` is True where a query may attend, None is plain causal.
+    """Return attention outputs, of shape (B, L, H, E). The mask is True where a query may attend; None means plain causal.
 
-    The last keys are the queries' own: with or without a mask, no query attends to a key after its own.
+    The last keys are the queries' own keys. With or without a mask, no query attends to a key after its own key.
     """
     if by_products(q_BLHE, k_BMJE.shape[1], cap):
         gathered: Tensor = _AttentionByProducts.apply(q_BLHE, k_BMJE, v_BMJE, mask_BLM, scale, cap)  # type: ignore[no-untyped-call]
@@ -471,7 +480,7 @@ def attention(
 
 
 def by_products(q: Tensor, keys: int, cap: float | None) -> bool:
-    """Return whether products are faster for queries with this many keys, or needed because torch's kernels have no cap."""
+    """Return whether attention by products is faster for this many keys, or is needed because torch's kernels have no soft cap."""
     return cap is not None or (q.device.type == "cpu" and keys <= PRODUCT_KEYS)
 
 
@@ -489,7 +498,7 @@ def fused_attention(
     causal: bool,
     scale: float,
 ) -> Tensor:
-    """Return the outputs `_BHLE` of torch's fused attention, by a kernel that stores no attention weights."""
+    """Return the outputs of torch's fused attention, of shape (B, H, L, E), using a kernel that stores no attention weights."""
     each = q_BHLE.shape[1] // k_BJME.shape[1]
     if each > 1 and repeats_keys(q_BHLE.device, q_BHLE.dtype, masked=mask_B1LM is not None):
         k_BJME, v_BJME, each = k_BJME.repeat_interleave(each, 1), v_BJME.repeat_interleave(each, 1), 1
@@ -502,8 +511,8 @@ def fused_attention(
 def repeats_keys(device: torch.device, dtype: torch.dtype, *, masked: bool) -> bool:
     """Return whether key heads are repeated for their query heads before fused attention.
 
-    On CUDA only the flash kernel supports query heads that share a key head, in half precision without a mask. For
-    anything else torch would fall back to products that store the weights of all pairs of tokens.
+    On CUDA, only the flash kernel supports query heads that share a key head, in half precision and without a mask. In
+    other cases, torch would fall back to products that store the weights of all pairs of tokens.
     """
     return device.type == "cuda" and (masked or dtype not in (torch.float16, torch.bfloat16))
 
@@ -542,7 +551,7 @@ def forward_products(
     cap: float | None,
     out_BLHE: Tensor,
 ) -> list[Tensor]:
-    """Fill `out_BLHE` with softmax(q·kᵀ)·v; return the tensors that the backward pass needs.
+    """Fill `out_BLHE` with softmax(q·kᵀ)·v, and return the tensors that the backward pass needs.
 
     Query heads that share a key head are stacked in one product.
     """
@@ -571,7 +580,10 @@ def forward_products(
 def backward_products(
     kept: Sequence[Tensor], dout_BLHE: Tensor, scale: float, cap: float | None, dq_BLHE: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Fill `dq_BLHE` from what `forward_products` kept; return the gradients `_BJME` of keys and values."""
+    """Fill `dq_BLHE` using the tensors from `forward_products`, and return the gradients of keys and values.
+
+    Both gradients have shape (B, J, M, E).
+    """
     k_PME, v_PME, *steps = kept
     keys, heads = k_PME.shape[1], len(k_PME) // len(dout_BLHE)
     dk_PME, dv_PME = torch.empty_like(k_PME), torch.empty_like(v_PME)
@@ -594,7 +606,7 @@ def backward_products(
 
 
 def _paired(x_BLHE: Tensor, heads: int) -> Tensor:
-    """Return a copy `_PSE`: for each sequence and key head, the stacked queries of its query heads."""
+    """Return a copy of shape (P, S, E), which contains the stacked queries of each pair of a sequence and a key head."""
     size, length, all_heads, width = x_BLHE.shape
     paired = torch.empty(size, all_heads, length, width, dtype=x_BLHE.dtype, device=x_BLHE.device)
     paired.copy_(x_BLHE.transpose(1, 2))

@@ -1,12 +1,15 @@
-"""Norms, rotation and gates between a layer's matrix products, forward and backward, as plain operations or compiled kernels.
+"""Norms, rotation and gates between the matrix products of a layer, forward and backward, as plain or compiled operations.
 
-Every piece is written once, in plain operations that compute in place to save memory. A CPU runs them unchanged. On a GPU each
-operation is a kernel that reads and writes all tokens, so `torch.compile` turns a piece into one or two kernels, for any
-number of tokens. Compiled pieces are tested before use (`kernels.py`), because they round differently.
+Every piece is written once, in plain operations that compute in place to save memory. On a CPU, pieces run unchanged.
+On a GPU, each plain operation would be a kernel that reads and writes all tokens, so `torch.compile` turns a piece into
+one or two kernels, for any number of tokens. Compiled pieces are tested before use (`kernels.py`), because they round
+differently.
 
-Sources: RMSNorm 1910.07467 equation 4; SwiGLU 2002.05202; RoPE 2104.09864 in the half-split layout.
+The sources are arXiv:1910.07467 (equation 4) for RMSNorm, arXiv:2002.05202 for SwiGLU, and arXiv:2104.09864 for RoPE
+(in the half-split layout).
 
-Shapes: N flat tokens, D hidden size, F inner size, T heads of queries or of keys, E head size.
+In tensor shapes, N is the number of flat tokens and T of heads of queries or of keys; D is the hidden size, F the inner
+size and E the head size.
 """
 
 from __future__ import annotations
@@ -24,26 +27,27 @@ from torch.nn.functional import silu
 from kapelle.models.fast import kernels
 
 LEAST_WIDTH = 512
-"""Hidden size from which pieces are compiled; for a tiny model, compiling would take longer than a run."""
+"""The hidden size from which pieces are compiled. For a tiny model, compiling would take longer than a run."""
 
 
 VARIANTS = 32
-"""Maximum number of graphs of a piece; beyond it, its plain operations run."""
+"""The maximum number of compiled graphs of a piece. If there are more variants of a piece, the plain operations of the
+piece are used for them."""
 
 
 def inverse_of(x: Tensor, eps: float) -> Tensor:
-    """Return 1 / root mean square over the last axis, which is kept as a dimension."""
+    """Return 1 / root mean square over the last axis, which is kept as a dimension of size 1."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
 
 
 def scaled(x_ND: Tensor, inverse_N1: Tensor, weight_D: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the normalised x, given its inverse root mean square, in the compute type."""
+    """Return the normalised x in the compute type, given its inverse root mean square."""
     return (x_ND * inverse_N1).mul_(weight_D).to(dtype)
 
 
 def normed(x_ND: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the normalised x in the compute type, and the inverse root mean square `_N1`."""
+    """Return the normalised x in the compute type, and the inverse root mean square of shape (N, 1)."""
     inverse_N1 = inverse_of(x_ND, eps)
     return scaled(x_ND, inverse_N1, weight_D, dtype), inverse_N1
 
@@ -56,7 +60,10 @@ def normed_back(
     more_ND: Tensor | None,
     learns: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient of a norm's input, plus `more_ND`, and that of its weight if it `learns`; `dh_ND` is overwritten."""
+    """Return the gradient of a norm's input plus `more_ND`, and the gradient of the norm's weight if `learns` is True.
+
+    The tensor `dh_ND` is overwritten.
+    """
     dh_ND = dh_ND.to(x_ND.dtype)
     dweight_D = (dh_ND * x_ND).mul_(inverse_N1).sum(0) if learns else None
     dh_ND.mul_(weight_D)
@@ -66,7 +73,7 @@ def normed_back(
 
 
 def rotated(x_NTE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
-    """Rotate each pair of halves by its position's angle."""
+    """Rotate each pair of features from the two halves of a head by the angle of the position."""
     half = x_NTE.shape[-1] // 2
     y_NTE = x_NTE * cos_N1E
     y_NTE[..., :half].addcmul_(x_NTE[..., half:], sin_N1E[..., :half], value=-1)
@@ -77,10 +84,10 @@ def rotated(x_NTE: Tensor, cos_N1E: Tensor, sin_N1E: Tensor) -> Tensor:
 def turned(
     out_NTE: Tensor, weight_E: Tensor | None, cos_N1E: Tensor, sin_N1E: Tensor, eps: float, wide: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return heads in their own type, normed if there is a weight, and rotated by their positions.
+    """Return heads in their own type, normalised if there is a weight, and rotated by their positions.
 
-    For normed heads, also return what the backward pass needs: the heads in the `wide` type, and their inverse root
-    mean square `_NT1`.
+    For normalised heads, also return what the backward pass needs: the heads in the type `wide`, and their inverse root
+    mean square of shape (N, T, 1).
     """
     raw_NTE = out_NTE.to(wide)
     if weight_E is None:
@@ -100,7 +107,7 @@ def turned_back(
     wide: torch.dtype,
     learns: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient of heads in the type of `given_NTE`, and that of their norm's weight if it `learns`."""
+    """Return the gradient of heads in the type of `given_NTE`, and the gradient of their norm's weight if `learns` is True."""
     draw_NTE = rotated(given_NTE.to(wide), cos_N1E, -sin_N1E)
     dweight_E = None
     if raw_NTE is not None and inverse_NT1 is not None and weight_E is not None:
@@ -114,7 +121,7 @@ def turned_back(
 
 
 def lit(gate_NF: Tensor, gelu: bool) -> Tensor:
-    """Return act(gate): GELU in its tanh approximation, or SiLU."""
+    """Return act(gate), where act is the tanh approximation of GELU or SiLU."""
     return gelu_of(gate_NF, approximate="tanh") if gelu else silu(gate_NF)
 
 
@@ -124,7 +131,7 @@ def gated(gate_NF: Tensor, up_NF: Tensor, gelu: bool) -> Tensor:
 
 
 def regated(gate_NF: Tensor, up_NF: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
-    """Return act(gate), and act(gate) · up."""
+    """Return the two tensors act(gate) and act(gate) · up."""
     lit_NF = lit(gate_NF, gelu)
     return lit_NF, lit_NF * up_NF
 
@@ -132,7 +139,7 @@ def regated(gate_NF: Tensor, up_NF: Tensor, gelu: bool) -> tuple[Tensor, Tensor]
 def gated_back(
     dinner_NF: Tensor, lit_NF: Tensor, gate_NF: Tensor, up_NF: Tensor, gelu: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of gate and up projection; `dinner_NF` and `lit_NF` are overwritten."""
+    """Return the gradients of gate and up projection. The tensors `dinner_NF` and `lit_NF` are overwritten."""
     dup_NF = torch.mul(dinner_NF, lit_NF, out=lit_NF)
     dgate_NF = dinner_NF.mul_(up_NF)
     if gelu:
@@ -143,7 +150,7 @@ def gated_back(
 
 
 class LayerPieces(NamedTuple):
-    """The pieces: the plain ones above, or compiled ones."""
+    """The operations of a layer between its matrix products, either as plain functions or compiled."""
 
     normed: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]] = normed
     scaled: Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor] = scaled
@@ -168,7 +175,7 @@ PLAIN = LayerPieces()
 
 @cache
 def compiled() -> LayerPieces:
-    """Return the compiled pieces; each is compiled once for any number of tokens."""
+    """Return the compiled pieces. Each piece is compiled once for any number of tokens."""
     pieces: tuple[Callable[..., Any], ...] = PLAIN
     return LayerPieces._make(map(_compiled, pieces))
 
@@ -189,7 +196,7 @@ def _compiled(piece: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def pieces_for(x_ND: Tensor, dtype: torch.dtype, head_size: int) -> LayerPieces:
-    """Return the pieces for layers with a stream like x that compute in `dtype`: compiled ones on CUDA, if they pass the test."""
+    """Return the pieces for layers that compute in `dtype`: compiled pieces on CUDA if they pass their test, else plain pieces."""
     device, width = x_ND.device, x_ND.shape[1]
     if device.type != "cuda" or torch.version.cuda is None or width < LEAST_WIDTH or not kernels.has_triton():
         return PLAIN
@@ -204,7 +211,7 @@ def pieces_for(x_ND: Tensor, dtype: torch.dtype, head_size: int) -> LayerPieces:
 def trial(
     device: torch.device, wide: torch.dtype, dtype: torch.dtype, width: int, head_size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the results of every piece for 37 tokens, compiled and plain; backward pieces run in autograd's thread."""
+    """Yield the results of every piece for 37 tokens, compiled and plain. Backward pieces run in the thread of autograd."""
 
     def drawn(*shape: int, seed: int, kind: torch.dtype = wide) -> Tensor:
         return kernels.drawn(*shape, seed=seed, device=device, dtype=kind)

@@ -1,4 +1,4 @@
-"""The families that kapelle's own forward pass supports, and how their layers differ from Llama's."""
+"""The model families that kapelle's own forward pass supports, and how their layers differ from Llama's layers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 
 class Family(NamedTuple):
-    """A family of models: RMSNorm, rotary attention and a gated MLP, with these differences."""
+    """A family of models with RMSNorm, rotary attention and a gated MLP. The fields are the differences from Llama."""
 
     centred: bool = False
     """Whether norms multiply by 1 + weight."""
     sandwiched: bool = False
-    """Whether attention and MLP also end in a norm."""
+    """Whether attention and MLP also end with a norm."""
     gelu: bool = False
-    """Whether the gate is GELU (its tanh approximation) in place of SiLU."""
+    """Whether the activation of the gate is GELU (in its tanh approximation) instead of SiLU."""
     capped: bool = False
     """Whether `attn_logit_softcapping` caps attention scores."""
     turned_by_kind: bool = False
@@ -30,11 +30,11 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(centred=True, sandwiched=True, gelu=True, capped=True),
     "gemma3_text": Family(centred=True, sandwiched=True, gelu=True, turned_by_kind=True),
 }
-"""By `model_type`."""
+"""Mapping from `model_type` to the supported family."""
 
 
 def family_of(settings: Mapping[str, Any]) -> Family | None:
-    """Return the family of a model with these settings (`config.json`); None if its layers are not supported."""
+    """Return the family of a model with these settings (`config.json`), or None if the layers of the model are not supported."""
     family = FAMILIES.get(settings.get("model_type", ""))
     if family is None:
         return None

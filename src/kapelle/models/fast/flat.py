@@ -1,18 +1,20 @@
-"""A forward pass for the families in families.py: flat tokens, no padding, attention by plan.
+"""A forward pass for the families in families.py, with flat tokens, without padding, and with attention by plan.
 
-`transformers` computes a layer in about forty calls and pads every sequence to the longest. Here tokens of
-all sequences are concatenated, so that linear layers have no padding and the LoRA bank routes
-ranges of tokens. Only attention needs sequences: a *plan* defines which tokens attend to which. The weights belong to
-the `transformers` modules, which also compute every model that this file does not support.
+`transformers` computes a layer in about forty calls and pads every sequence to the length of the longest sequence. In
+this module, the tokens of all sequences are concatenated, so that linear layers have no padding and the LoRA bank
+routes ranges of tokens. Only attention needs sequences: a *plan* defines which tokens attend to which. The weights
+belong to the `transformers` modules, which also compute every model that this module does not support.
 
-The halves of a layer are single steps of autograd, with hand-written backward passes. Autograd over a layer's thirty small
-operations stores an intermediate result of each, and later reads and writes each one. Here a half computes in place, and
-writes and sums products where the result is needed (elementwise.py contains the operations between products). It stores
-only what its backward pass cannot recompute cheaply: the outputs of norms and gates, which take a fifth of an update's
-memory, are recomputed. Norms and rotation are computed in the type of the stream (float32), products in the compute type.
-The results equal those of `transformers` (tested).
+Each half of a layer is a single step of autograd with a hand-written backward pass. Autograd over the thirty small
+operations of a layer would store an intermediate result of each operation, and later read and write each result again.
+In this module, a half computes in place, and writes and sums products where the result is needed (elementwise.py
+contains the operations between products). A half stores only what its backward pass cannot recompute cheaply: the
+outputs of norms and gates, which would take a fifth of an update's memory, are recomputed. Norms and rotation are
+computed in the type of the residual stream (float32), and products are computed in the compute type. The results are
+equal to those of `transformers`, which tests check.
 
-Shapes: N flat tokens, D hidden size, F inner size, T heads of queries or of keys, H query heads, J key heads, E head size.
+In tensor shapes, N is the number of flat tokens, T of heads of queries or of keys, H of query heads and J of key heads;
+D is the hidden size, F the inner size and E the head size.
 """
 
 from __future__ import annotations
@@ -39,20 +41,21 @@ from kapelle.models.fast.routed_linear import (
 from kapelle.models.lora_bank import computes_in, order_of
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Function from (layer, q_NHE, k_NJE, v_NJE) to attention outputs `_NHE`."""
+"""A function that returns the attention outputs of shape (N, H, E), given the layer number, `q_NHE`, `k_NJE` and
+`v_NJE`."""
 
 
 class FlatModel:
     """The forward pass over a `transformers` model's own modules."""
 
     def __init__(self, model: Any, family: Family, *, kernels: bool = True) -> None:
-        """Wrap a model; with `kernels`, passes on CUDA use available kernels, otherwise torch's plain operations."""
+        """Wrap a model. With `kernels`, passes on CUDA use available kernels; otherwise, passes use torch's plain operations."""
         config = model.config
         self.family = family
         self.kernels = kernels
         """Whether passes may use kernels."""
         self.body = model.base_model
-        """The `transformers` module with the embeddings, the layers and the last norm."""
+        """The `transformers` module that contains the embeddings, the layers and the last norm."""
         self.head: nn.Module = model.get_output_embeddings()
         self.layers: Sequence[Any] = list(self.body.layers)
         """The `transformers` modules of the layers."""
@@ -66,14 +69,14 @@ class FlatModel:
         one = "sliding_attention" if config.model_type == "mistral" else "full_attention"
         kinds = getattr(config, "layer_types", None) or [one] * len(self.layers)
         self.windows = tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
-        """The number of tokens that each layer attends to; None for all."""
+        """The number of tokens that each layer attends to, or None for all tokens."""
         self.cap: float | None = config.attn_logit_softcapping if family.capped else None
-        """The soft cap of attention scores."""
+        """The soft cap of attention scores, or None."""
         self._rotations = tuple(kind if family.turned_by_kind else None for kind in kinds)
         """The kind of rotary angles that each layer uses."""
 
     def turns(self, x_ND: Tensor, positions_N: Tensor, layer: int = 0) -> Tensor:
-        """Return the complex numbers `_N1e` that rotate the E / 2 pairs of a layer's heads by position."""
+        """Return the complex numbers that rotate the E / 2 pairs of a layer's heads by position, of shape (N, 1, E / 2)."""
         cos_N1E, sin_N1E = self._rotary(x_ND, positions_N, self._rotations[layer])
         half = self.head_size // 2
         return torch.complex(cos_N1E[..., :half].float(), sin_N1E[..., :half].float())
@@ -81,9 +84,10 @@ class FlatModel:
     def hidden(
         self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, run: Callable[..., Any] | None = None
     ) -> Tensor:
-        """Return the last hidden states `_ND`; `attend` computes attention, everything else is per token.
+        """Return the last hidden states, of shape (N, D). The function `attend` computes attention; all other operations are per token.
 
-        `run` is called with each block and its arguments; None calls the block itself.
+        If `run` is given, it is called with each block and the block's arguments. If `run` is None, the blocks are
+        called directly.
         """
         x_ND = as_float(self.body.embed_tokens(tokens_N))
         turns = {each: self._rotary(x_ND, positions_N, each) for each in dict.fromkeys(self._rotations)}
@@ -93,12 +97,12 @@ class FlatModel:
         return rms_norm(x_ND, (x_ND.shape[-1],), self.gain(self.body.norm).to(x_ND.dtype), self.eps)
 
     def gain(self, norm: Any) -> Tensor:
-        """Return the factor of each feature after a norm."""
+        """Return the factor by which each feature is multiplied after a norm."""
         weight: Tensor = norm.weight
         return 1 + as_float(weight) if self.family.centred else weight
 
     def _block(self, number: int, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, attend: Attend) -> Tensor:
-        """Return the residual stream `_ND` after a layer: first attention, then the MLP."""
+        """Return the residual stream after a layer, of shape (N, D). The layer computes attention and then the MLP."""
         layer, dtype = self.layers[number], computes_in(x_ND)
         a, mlp = layer.self_attn, layer.mlp
         tensors: list[Tensor] = [self.gain(layer.input_layernorm)]
@@ -129,7 +133,7 @@ class FlatModel:
         return out_ND
 
     def by_plan(self, plan: AttentionPlan) -> Attend:
-        """Return the attention function of one pass, by a plan."""
+        """Return the attention function of one pass, which follows a plan."""
 
         def attend(layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
             by_plan = attend_by_plan if self.kernels else attend_by_buckets
@@ -144,7 +148,7 @@ class FlatModel:
 
 
 def flat_of(model: Any, *, kernels: bool = True) -> FlatModel | None:
-    """Return the flat pass of a model; None if its architecture is not supported here."""
+    """Return the flat forward pass of a model, or None if the architecture is not supported."""
     family = family_of(model.config.to_dict())
     if family is None or not all(weight.is_floating_point() for weight in model.parameters()):
         return None  # only their own layers can read quantised weights
@@ -160,9 +164,10 @@ class Heads(NamedTuple):
     key_heads: int
     eps: float
     dtype: torch.dtype
-    """The compute type."""
+    """The type in which products are computed."""
     normed: bool
-    """Whether queries and keys are normalised per head; their norms' weights are then the tensors after the layer norm's."""
+    """Whether queries and keys are normalised per head. If queries and keys are normalised, the weights of their norms
+    follow the weight of the layer norm in the list of tensors."""
     pieces: LayerPieces = PLAIN
 
 
@@ -174,20 +179,24 @@ class Gated(NamedTuple):
     eps: float
     dtype: torch.dtype
     gelu: bool
-    """Whether the gate is GELU."""
+    """Whether the activation of the gate is GELU."""
     sums: bool
     """Whether the input is added to the result."""
     pieces: LayerPieces = PLAIN
 
 
 class Project(torch.autograd.Function):
-    """x → q, k, v of one layer; tensors are the norm's weight, those of the heads' norms, then the linear layers'."""
+    """Computes the queries, keys and values of one layer from x.
+
+    The tensors are the weight of the norm, the weights of the heads' norms, and the tensors of the linear layers, in
+    this order.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, task: Heads, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return `q_NHE`, `k_NJE` and `v_NJE` in the compute type."""
+        """Return the queries, keys and values in the compute type, of shapes (N, H, E), (N, J, E) and (N, J, E)."""
         size = cos_N1E.shape[-1]
         h_ND, inverse_N1 = task.pieces.normed(x_ND, tensors[0], task.eps, task.dtype)
         outs, kept = zip(*(forward_linear(linear, tensors, h_ND) for linear in task.linears), strict=True)
@@ -243,14 +252,15 @@ class Project(torch.autograd.Function):
 
 
 class Mlp(torch.autograd.Function):
-    """x → x + down(act(gate(h)) · up(h)) with h = norm(x).
+    """Computes x + down(act(gate(h)) · up(h)) with h = norm(x).
 
-    The first x is added only if the task `sums`. Tensors are the norm's weight, then the linear layers'.
+    The first x is added only if the field `sums` of the task is True. The tensors are the weight of the norm, followed
+    by the tensors of the linear layers.
     """
 
     @staticmethod
     def forward(ctx: Any, task: Gated, x_ND: Tensor, *tensors: Tensor) -> Tensor:
-        """Return the stream `_ND` after the layer, or the term that will be added to it."""
+        """Return the residual stream after the layer, or the term that will be added to it, of shape (N, D)."""
         gate, up, down = task.linears
         h_ND, inverse_N1 = task.pieces.normed(x_ND, tensors[0], task.eps, task.dtype)
         gate_NF, of_gate = forward_linear(gate, tensors, h_ND)
@@ -290,13 +300,13 @@ class Mlp(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """x, y → x + norm(y), in the type of x."""
+    """Computes x + norm(y) in the type of x."""
 
     @staticmethod
     def forward(
         ctx: Any, pieces: LayerPieces, eps: float, x_ND: Tensor, y_ND: Tensor, weight_D: Tensor
     ) -> Tensor:
-        """Return the sum `_ND`."""
+        """Return the sum, of shape (N, D)."""
         h_ND, inverse_N1 = pieces.normed(y_ND.to(x_ND.dtype), weight_D, eps, x_ND.dtype)
         ctx.pieces = pieces
         ctx.save_for_backward(y_ND, weight_D, inverse_N1)
@@ -313,7 +323,7 @@ class Sum(torch.autograd.Function):
 
 
 def _kept_of_each(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Any]:
-    """Undo the joined `saved_tensors` of several layers, each with its number of legs."""
+    """Split the concatenated `saved_tensors` of several layers, given the number of legs of each layer."""
     left = []
     first = 0
     for count in counts:
@@ -331,7 +341,7 @@ def _norm_backward(
     more_ND: Tensor | None,
     grads: Gradients,
 ) -> Tensor:
-    """Return the gradient of a norm's input, plus `more_ND`, and keep that of its weight; `dh_ND` is overwritten."""
+    """Return the gradient of a norm's input plus `more_ND`, and store the gradient of its weight. The tensor `dh_ND` is overwritten."""
     dx_ND, dweight_D = pieces.normed_back(x_ND, weight_D, inverse_N1, dh_ND, more_ND, grads.wanted[0])
     if dweight_D is not None:
         grads.values[0] = dweight_D.to(weight_D.dtype)

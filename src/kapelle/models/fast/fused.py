@@ -1,14 +1,15 @@
-"""A small model's pass for sampling: few prepared matrices and few in-place steps.
+"""A forward pass of small models for sampling, with few prepared matrices and few in-place steps.
 
-Sampling reads the same frozen weights once per token. Each adapter's update is therefore added to a separate copy of the
-weights. Queries, keys and values become one matrix, gate and up projection another. The scale of the norms before them is
-part of these matrices, and half precision is rounded once. The output head is prepared in the same way. Pairs that rotary
-attention rotates are adjacent, so that a rotation is one complex product: queries and keys have the same permutation, which
-leaves their products unchanged. The copies cost memory and a pass over the weights: `fused_of` makes them only for small
+Sampling reads the same frozen weights once per token. The update of each adapter is therefore added to a separate copy
+of the weights. Queries, keys and values are combined into one matrix, and gate and up projection into another matrix.
+The scale of the preceding norms is multiplied into these matrices, and the result is rounded to half precision only
+once. The output head is prepared in the same way. The pairs of features that rotary attention rotates are stored side
+by side, so that a rotation is one complex product. Queries and keys have the same permutation, which leaves their
+products unchanged. The copies cost memory and one pass over the weights, so `fused_of` creates them only for small
 models.
 
-Shapes: N flat tokens, D hidden size, H query heads, J key heads, E head size, Q chosen tokens, V vocabulary, I and O
-features in and out.
+In tensor shapes, N is the number of flat tokens, Q of chosen tokens, H of query heads, J of key heads, I of input
+features and O of output features; D is the hidden size, E the head size and V the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.lora_bank import BankedLinear, Route, route_at
 
 LARGEST = 1 << 26
-"""Maximum number of weights of all copies together."""
+"""The maximum number of weights of all copies together."""
 
 LARGE = 1 << 17
-"""Number of weights of a float32 matrix from which the packed product is faster for any number of rows."""
+"""The number of weights of a float32 matrix from which the packed product is faster for any number of rows."""
 
 MANY = 256
-"""Number of rows from which the packed product is faster for every matrix."""
+"""The number of rows from which the packed product is faster for every matrix."""
 
 
 class _Matrix:
-    """A weight and its bias, ready to be multiplied with many or few rows."""
+    """A weight and its bias, prepared for products with many or few rows."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._bias_O = bias_O
@@ -52,7 +53,7 @@ class _Matrix:
         self._weight_IO = None if packs and self._large else weight_OI.t().contiguous()
 
     def times(self, x_NI: Tensor) -> Tensor:
-        """Return rows times the weight, plus the bias."""
+        """Return the product of rows and the weight, plus the bias."""
         if self._weight_IO is None or (self._packed is not None and x_NI.shape[0] >= MANY):
             product: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001
                 x_NI, self._packed, self._bias_O, "none", [], ""
@@ -63,7 +64,7 @@ class _Matrix:
         return torch.addmm(self._bias_O, x_NI, self._weight_IO)
 
     def add_times(self, x_NI: Tensor, y_NO: Tensor) -> None:
-        """Add rows times the weight, plus the bias, to `y_NO`."""
+        """Add the product of rows and the weight, plus the bias, to `y_NO`."""
         if self._weight_IO is None or x_NI.shape[0] >= MANY or self._weight_IO.dtype != y_NO.dtype:
             y_NO += self.times(x_NI)
             return
@@ -74,20 +75,20 @@ class _Matrix:
 
 class _Layer(NamedTuple):
     projections: _Matrix
-    """Queries, keys and values side by side."""
+    """The projections to queries, keys and values, side by side in one matrix."""
     output: _Matrix
     gates: _Matrix
-    """Gate and up projection side by side."""
+    """The gate projection and the up projection, side by side in one matrix."""
     down: _Matrix
     scale_HE: Tensor | None
-    """Scale of normed queries and keys; None if they have no norm."""
+    """The scale of normalised queries and keys, or None if queries and keys have no norm."""
 
 
 class FusedPass:
-    """The forward pass of a flat model for rows of a few adapters; copies are made when a row first needs them."""
+    """The forward pass of a flat model for rows of a few adapters. Copies of weights are created when a row first needs them."""
 
     def __init__(self, flat: FlatModel, dtype: torch.dtype) -> None:
-        """Compute in `dtype`."""
+        """Create a pass that computes in `dtype`."""
         self._flat = flat
         self._dtype = dtype
         self._layers: dict[str | None, list[_Layer]] = {}
@@ -99,7 +100,7 @@ class FusedPass:
         }
 
     def forget(self, adapter: str | None) -> None:
-        """Drop the copies of an adapter with new weights; for the bare base, drop all copies."""
+        """Drop the copies of an adapter whose weights have changed. For the bare base model (None), drop all copies."""
         if adapter is None:
             self._layers.clear()
             self._head = None
@@ -113,10 +114,10 @@ class FusedPass:
         attend: Attend,
         last_Q: Tensor | None = None,
     ) -> Tensor:
-        """Return logits `_NV` in float32, or only those of the tokens at `last_Q`.
+        """Return logits in float32, of shape (N, V), or only the logits of the tokens at `last_Q`.
 
-        `attend` computes attention; its queries are already scaled. In the last layer it gets only the queries of selected
-        tokens.
+        The function `attend` computes attention and receives queries that are already scaled. In the last layer,
+        `attend` receives only the queries of selected tokens.
         """
         flat = self._flat
         x_ND = flat.body.embed_tokens(tokens_N).float()
@@ -155,11 +156,11 @@ class FusedPass:
         return [(self._layers[adapter][number], first, last) for adapter, first, last in route]
 
     def _normed(self, x_ND: Tensor) -> Tensor:
-        """Return the direction of each token; its length and the norm's scale are part of the next matrix."""
+        """Return the direction of each token. The token's length and the norm's scale are part of the next matrix."""
         return torch.div(x_ND, self._length(x_ND), out=torch.empty_like(x_ND, dtype=self._dtype))
 
     def _length(self, x: Tensor) -> Tensor:
-        """Return √(|x|² + eps · D): RMSNorm is x over this, times √D."""
+        """Return √(|x|² + eps · D). RMSNorm is x divided by this value and multiplied by √D."""
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return length.hypot_(self._least[x.shape[-1]])
 
@@ -204,7 +205,7 @@ class FusedPass:
 
 
 def fused_of(flat: FlatModel, adapters: int, dtype: torch.dtype) -> FusedPass | None:
-    """Return the fused pass; None if the family differs from Llama, or if copies for this many adapters would be too large."""
+    """Return the fused pass, or None if the family differs from Llama or copies for this many adapters would be too large."""
     if flat.family != Family():
         return None
     layers = sum(parameter.numel() for layer in flat.layers for parameter in layer.parameters())
@@ -213,7 +214,7 @@ def fused_of(flat: FlatModel, adapters: int, dtype: torch.dtype) -> FusedPass | 
 
 
 def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
-    """Return a layer's weight and bias in float32 for any type of the base, so that they are rounded once, at the end."""
+    """Return the weight and bias of a layer in float32 for any base type, so that they are rounded only once, at the end."""
     banked = isinstance(layer, BankedLinear)
     bias_O = layer.base.bias if banked else layer.bias
     weight_OI = layer.merged(adapter) if banked else layer.weight
@@ -221,20 +222,20 @@ def _linear(layer: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
 
 
 def _scale(norm: Any) -> Tensor:
-    """Return the factor `_D` by which a norm multiplies a token's direction."""
+    """Return the factor by which a norm multiplies the direction of a token, of shape (D,)."""
     scale: Tensor = as_float(norm.weight) * math.sqrt(len(norm.weight))
     return scale
 
 
 def _product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor) -> Tensor:
-    """Return the product of each span of rows and its own matrix."""
+    """Return the product of each span of rows with the span's own matrix."""
     if len(spans) == 1:
         return spans[0][0].times(x_NI)
     return torch.cat([matrix.times(x_NI[first:last]) for matrix, first, last in spans])
 
 
 def _add_product(spans: Sequence[tuple[_Matrix, int, int]], x_NI: Tensor, y_NO: Tensor) -> None:
-    """Add the product of each span of rows and its own matrix to `y_NO`, in place."""
+    """Add the product of each span of rows with the span's own matrix to `y_NO`, in place."""
     if len(spans) == 1:
         spans[0][0].add_times(x_NI, y_NO)
         return

@@ -1,8 +1,8 @@
-"""Test each GPU kernel against plain operations before its first use, and decide which are used.
+"""Test each GPU kernel against plain operations before its first use, and decide which kernels are used.
 
-This code was written without a GPU. Each kernel of torch and Triton therefore first computes a small problem of the same kind
-on the device, forward and backward, and is used only if its results agree with plain operations. Otherwise plain operations
-are used, and one message is logged.
+This code was written without a GPU. Each kernel of torch and Triton therefore first computes a small problem of the
+same kind on the device, forward and backward, and is used only if its results agree with plain operations. If the
+results differ, plain operations are used, and one message is logged.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 
 Trial = Callable[[], Iterable[tuple[Tensor, Tensor]]]
-"""Computes a small problem; returns pairs of results: those of the kernel and those of plain operations."""
+"""A function that computes a small problem and returns pairs of results: the result of the kernel and that of plain
+operations."""
 
 BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
-"""By type, the maximum difference as a share of the largest number: a few rounding errors."""
+"""The maximum difference between results by type, relative to the largest number. The values allow a few rounding
+errors."""
 
 _found: dict[Hashable, bool] = {}
 
 
 def holds(kernel: str, where: tuple[Hashable, ...], trial: Trial) -> bool:
-    """Return whether a kernel's results agree with plain operations for its use (`where`: device, type, sizes).
+    """Return whether the results of a kernel agree with plain operations for the uses that `where` describes.
 
-    The result is cached, so that a forward pass and its backward pass make the same choice.
+    The tuple `where` contains values such as the device, the type and sizes. The result is cached, so that a forward
+    pass and its backward pass make the same choice.
     """
     key = (kernel, *where)
     if key not in _found:
@@ -70,17 +73,17 @@ def _bound(dtype: torch.dtype) -> float:
 
 @cache
 def capability(device: torch.device) -> tuple[int, int]:
-    """Return the compute capability of a CUDA device; cached, because every layer of every pass needs it."""
+    """Return the compute capability of a CUDA device. The result is cached, because every layer of every pass needs it."""
     return torch.cuda.get_device_capability(device)
 
 
 @cache
 def has_triton() -> bool:
-    """Return whether Triton is installed, as it is with torch for CUDA."""
+    """Return whether Triton is installed, as it is together with torch for CUDA."""
     return find_spec("triton") is not None
 
 
 def drawn(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return normal numbers for a test, without drawing from the run's generators."""
+    """Return normally distributed numbers for a test, without drawing from the random generators of the run."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator).to(device, dtype)

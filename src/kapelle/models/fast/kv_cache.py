@@ -1,21 +1,25 @@
-"""The KV cache of the rows in flight, attention of one new token per row over it, and the cache of finished rows.
+"""The KV cache of the rows in the batch, attention of one new token per row over the cache, and the cache of finished rows.
 
-All rows share one cache, whatever their length and the time at which they join. A row's tokens are stored in three places:
+All rows share one cache, whatever their length and the time at which they join. The tokens of a row are stored in three
+places:
 
-- its prompt, if rows share it, in blocks of `BLOCK` token places that all these rows read (`_BlockPool`);
-- its own tokens, as far as they fill blocks, in its own blocks;
-- its newest tokens in its *tail* of at most `BLOCK + TAIL` places, in one tensor with the tails of other rows.
+- The prompt of a row, if rows share it, is stored in blocks of `BLOCK` token slots that all these rows read (`_BlockPool`).
+- The tokens that belong only to this row are stored in the row's own blocks, as far as these tokens fill blocks.
+- The newest tokens of a row are stored in the row's *tail* of at most `BLOCK + TAIL` slots, in one tensor with the tails of
+  other rows.
 
-Blocks are dense in a pool, in any order, and a step reads a whole pool in one batched product; tables map blocks to rows.
-A step therefore starts the same number of operations for any number of rows, and reads each place once. Tables change when
-rows join, leave, or fill a block, at most once in `TAIL / 2` steps; between two changes (a *window*) only tensors change,
-in place.
+Blocks are stored densely in a pool, in any order, and a step reads a whole pool in one batched product. Tables map
+blocks to rows. A step therefore starts the same number of operations for any number of rows, and reads each slot once.
+Tables change when rows join, leave or fill a block, at most once in `TAIL / 2` steps. Between two changes (a *window*),
+only tensors change, in place.
 
-If steps are recorded (engines/rollout/local/step_graphs.py), the cache is *steady*: sizes are rounded up and every table
-keeps its memory, so that one recording fits many windows. `KVCache.shape` identifies the recording.
+If steps are recorded (engines/rollout/local/step_graphs.py), the cache is *steady*: sizes are rounded up and every
+table keeps its memory, so that one recording is valid for many windows. `KVCache.shape` identifies the recording.
 
-Shapes: S rows in flight and idle places between them, Q prompts, P longest prompt, L layers, H query heads, J key heads, U = H / J,
-E head size, T places of a tail, n blocks of a pool, G most readers of a block, M most blocks of a row, B = `BLOCK`, N flat tokens.
+In tensor shapes, S is the number of rows in the batch and idle slots between them, Q of prompts, P of tokens of the
+longest prompt, L of layers, H of query heads, J of key heads, T of slots of a tail, n of blocks of a pool, and N of
+flat tokens. E is the head size, U = H / J, B = `BLOCK`, G the maximum number of readers of a block, and M the maximum
+number of blocks of a row.
 """
 
 from __future__ import annotations
@@ -33,20 +37,20 @@ from kapelle.models.fast.attention import attention, capped, fused_attention
 from kapelle.models.fast.flat import Attend, FlatModel
 
 BLOCK = 64
-"""Number of places in a block: a compromise between few products and little idle work."""
+"""The number of token slots in a block, which is a compromise between few products and little wasted computation."""
 
 TAIL = 16
-"""Number of places by which tails grow."""
+"""The number of token slots by which tails grow."""
 
 SHARED = 2
-"""Average number of rows per prompt from which a shared copy of the prompt is faster than one copy per row."""
+"""The average number of rows per prompt from which a shared copy of the prompt is faster than one copy per row."""
 
 Text = tuple[str | None, tuple[int, ...]]
-"""An adapter (None for the bare base) and the token ids that it has read."""
+"""An adapter (None for the bare base model) and the token ids that have been processed with it."""
 
 
 class _Block:
-    """A block in a pool, which may move."""
+    """A block in a pool. The position of the block in the pool may change."""
 
     __slots__ = ("place",)
 
@@ -59,29 +63,29 @@ class _SharedPrompt:
     blocks: list[_Block]
     length: int
     rows: int
-    """Rows that read it."""
+    """The number of rows that read this prompt."""
 
 
 @dataclass(slots=True, eq=False)
 class _CachedRow:
     prompt: _SharedPrompt | None
     blocks: list[_Block]
-    """The row's own blocks, all of them full."""
+    """The blocks that belong only to this row. All of these blocks are full."""
     tail: int
-    """Number of tokens in the row's tail when the window began."""
+    """The number of tokens in the row's tail at the beginning of the window."""
 
     @property
     def length(self) -> int:
-        """Number of tokens that the row had read when the window began."""
+        """The number of tokens that the row had processed at the beginning of the window."""
         shared = 0 if self.prompt is None else self.prompt.length
         return shared + BLOCK * len(self.blocks) + self.tail
 
 
 class _BlockPool:
-    """Blocks of keys and values `(L, 2, n, J, B, E)`, the used ones before the free ones."""
+    """Blocks of keys and values of shape (L, 2, n, J, B, E), with the used blocks before the free blocks."""
 
     def __init__(self, empty: Tensor) -> None:
-        """Start without blocks; `empty` has the shape of blocks, with n = 0."""
+        """Create a pool without blocks. The tensor `empty` has the shape of the blocks, with n = 0."""
         self.kv = empty
         self._blocks: list[_Block] = []
 
@@ -89,7 +93,7 @@ class _BlockPool:
         return len(self._blocks)
 
     def take(self, kv: Tensor) -> list[_Block]:
-        """Store blocks `(L, 2, n, J, B, E)`."""
+        """Store blocks of shape (L, 2, n, J, B, E)."""
         first = len(self._blocks)
         self.reserve(first + kv.shape[2])
         self.kv[:, :, first : first + kv.shape[2]] = kv
@@ -108,7 +112,7 @@ class _BlockPool:
             self.kv = larger
 
     def free(self, blocks: Sequence[_Block]) -> None:
-        """Free blocks; the last blocks move to the free places."""
+        """Free blocks, and move the last used blocks to the freed positions."""
         gone = {block.place for block in blocks}
         left = len(self._blocks) - len(gone)
         holes = sorted(place for place in gone if place < left)
@@ -128,26 +132,27 @@ class _BlockPool:
 
 
 class CacheShape(NamedTuple):
-    """Sizes of everything that a step uses; steps of equal shape execute the same operations on the same memory."""
+    """The sizes of everything that a step uses. Steps of equal shape execute the same operations on the same memory."""
 
     slots: int
     tail: int
     most: int
-    """Blocks of a row."""
+    """The number of blocks of a row."""
     pools: tuple[tuple[int, int], ...]
-    """(blocks, readers of a block) of the pool of shared prompts and of the pool of the rows' own blocks."""
+    """The numbers of blocks and of readers of a block, for the pool of shared prompts and for the pool of the rows' own
+    blocks."""
     memory: int
-    """The number of times that tails or blocks got new memory."""
+    """The number of times that tails or blocks have received new memory."""
 
 
 class _Tables:
-    """The index tables of a step, for one shape; refilled for each window.
+    """The index tables of a step for one shape, which are filled again for each window.
 
-    An *item* is one query at one block and one key head, indexed by pool, block, key head and reader.
+    An *item* is one query at one block and one key head. Items are indexed by pool, block, key head and reader.
     """
 
     def __init__(self, shape: CacheShape, heads: int, empty: Tensor) -> None:
-        """Allocate the tables; `empty` `(L, 2, 0, J, B, E)` is on the device and in the compute type."""
+        """Allocate the tables. The tensor `empty`, of shape (L, 2, 0, J, B, E), is on the device and in the compute type."""
         key_heads, size = empty.shape[3], empty.shape[5]
         per_key, places = heads // key_heads, shape.most * BLOCK + shape.tail
         self._shape, self._per_key, self._key_heads = shape, per_key, key_heads
@@ -165,31 +170,35 @@ class _Tables:
         self.weight_sU = places_of(items * per_key)
         """The weights of each item."""
         self.part_SMJ = places_of(shape.slots * shape.most * key_heads)
-        """The part of the output of each block of a row; the last part is 0."""
+        """The part of the output of each block of a row. The last part is 0."""
         self.score_sUB = empty.new_zeros(items, per_key, BLOCK)
-        """Buffer for the scores of all items, reused by each layer."""
+        """A buffer for the scores of all items, which is reused by each layer."""
         self.part_sUE = empty.new_zeros(items + 1, per_key, size)
-        """Buffer for the parts that items contribute to their rows' outputs, and a part of zeros."""
+        """A buffer for the parts that items contribute to the outputs of their rows, followed by a part of zeros."""
         self.mask_S1W = empty.new_zeros(shape.slots, 1, places)
-        """−∞ for places that contain no token of a row."""
+        """A mask that is −∞ for slots that contain no token of a row."""
         self.near_S1W = torch.zeros_like(self.mask_S1W)
-        """The same, but also −∞ for places outside of a layer's window."""
+        """A mask that is −∞ for slots that contain no token of a row and for slots outside of a layer's sliding window."""
         self.where_S1W = places_of(shape.slots, 1, places)
-        """The position of each place in the row's tokens."""
+        """The position of each slot in the tokens of its row."""
         self.place_S1 = places_of(shape.slots, 1)
-        """Place of each row's next token in its tail."""
+        """The slot of the next token of each row in the row's tail."""
         self.tail_SJ = places_of(shape.slots, key_heads)
-        """The first place of each tail among those of all rows and key heads."""
+        """The first slot of each tail in the list of slots of all rows and key heads."""
         self.write_SJ = torch.zeros_like(self.tail_SJ)
-        """The place of the newest token among them."""
+        """The slot of the newest token in the list of slots of all rows and key heads."""
         self.position_S = places_of(shape.slots)
         """The position of the newest token in its row."""
         self.keys: list[list[Tensor]] = []
-        """The keys of each pool by layer, `(n·J, E, B)`."""
+        """The keys of each pool by layer, of shape (n·J, E, B)."""
         self.values: list[list[Tensor]] = []
 
     def fill(self, rows: Sequence[_CachedRow | None], entries: Sequence[Sequence[int]]) -> None:
-        """Fill the tables for these rows; an entry is (pool, block, reader, slot, block of the row, visible tokens, position)."""
+        """Fill the tables for these rows.
+
+        An entry is a tuple of pool, block, reader, slot, block number in the row, number of visible tokens, and
+        position.
+        """
         shape, key_heads, per_key = self._shape, self._key_heads, self._per_key
         pool_e, block_e, reader_e, slot_e, number_e, seen_e, position_e = (
             torch.tensor(entries, dtype=torch.long).view(-1, 7).unbind(1)
@@ -238,7 +247,7 @@ class _Tables:
         self.position_S.copy_(length_S.flatten() - 1)  # a step advances first
 
     def products(self, items: Tensor, matrices: Sequence[Tensor], out: Tensor) -> Tensor:
-        """Fill `out` `_sUY` with the product of the items `_sUX` of each block with its matrix, and return it."""
+        """Fill `out_sUY` with the products of the items of each block (`_sUX`) and the block's matrix, and return it."""
         first, ends = (
             0,
             [end for end, before in zip(self.ends, (0, *self.ends), strict=False) if end > before],
@@ -251,48 +260,48 @@ class _Tables:
 
 
 class KVCache:
-    """The cache of all rows in flight."""
+    """The KV cache of all rows in the batch."""
 
     def __init__(
         self, flat: FlatModel, device: torch.device, dtype: torch.dtype, *, steady: bool = False
     ) -> None:
-        """Make an empty cache; `steady` keeps memory and sizes unchanged for as long as possible."""
+        """Create an empty cache. With `steady`, memory and sizes stay unchanged for as long as possible."""
         self.device = device
         self._steady = steady
         self._heads, self._key_heads, self._size = flat.heads, flat.key_heads, flat.head_size
         self._windows, self._cap = flat.windows, flat.cap
         self._window = next((window for window in flat.windows if window is not None), None)
-        """The sliding window, which all layers with a window share."""
+        """The size of the sliding window, which is the same for all layers that have a window."""
         layers = len(flat.layers)
         empty = torch.empty(layers, 2, 0, self._key_heads, BLOCK, self._size, device=device, dtype=dtype)
         self._shared, self._own = _BlockPool(empty), _BlockPool(empty)
         self._tail = empty[..., :0, :]
-        """Keys and values `(L, 2, S, J, T, E)` of tails."""
+        """The keys and values of tails, of shape (L, 2, S, J, T, E)."""
         self._rows: list[_CachedRow | None] = []
-        """Rows by slot; None for an idle place."""
+        """The rows by slot. An idle slot contains None."""
         self._left = self._taken = 0
-        """Steps left in the window, and steps already taken in it."""
+        """The number of steps left in the window, and the number of steps already taken in the window."""
         self._addresses: tuple[int, ...] = ()
         """The memory addresses of tails and blocks."""
         self._memory = 0
         self._tables: _Tables
         self._tables_of: dict[CacheShape, _Tables] = {}
         self._sizes: dict[str, int] = {}
-        """The current rounded sizes."""
+        """The current sizes after rounding up."""
         self._room = self._tail
-        """The memory of tails of a steady cache."""
+        """The memory for the tails of a steady cache."""
         self.shape = CacheShape(0, 0, 0, (), 0)
         """The shape of the current window."""
 
     @property
     def places(self) -> int:
-        """The allocated token places."""
+        """The number of allocated token slots."""
         tails = self._tail.shape[2] * self._tail.shape[4]
         return BLOCK * (self._shared.kv.shape[2] + self._own.kv.shape[2]) + tails
 
     @property
     def places_next(self) -> int:
-        """Token places in use after the next step; the allocated memory is up to a quarter larger."""
+        """The number of token slots in use after the next step. The allocated memory is up to a quarter larger."""
         used = BLOCK * (len(self._shared) + len(self._own))
         if self._left:
             return used + self._tail.shape[2] * self._tail.shape[4]
@@ -303,11 +312,11 @@ class KVCache:
 
     @property
     def slots(self) -> int:
-        """Rows in flight and idle places between them."""
+        """The number of rows in the batch and idle slots between them."""
         return len(self._rows)
 
     def join(self, prompts: PromptBlock, prompt_R: Sequence[int]) -> None:
-        """Append rows for prompts that have been read; `prompt_R` contains each row's prompt."""
+        """Append rows for prompts that have been processed. The sequence `prompt_R` contains the prompt index of each row."""
         self._end_window()
         if len(prompt_R) >= SHARED * len(prompts.lengths):
             counts = [-(-length // BLOCK) for length in prompts.lengths]
@@ -339,7 +348,7 @@ class KVCache:
         self._tail = tails
 
     def arrange(self, slots: Sequence[int | None]) -> None:
-        """Keep the rows of these slots in this order, None for an idle place, and free the memory of all others."""
+        """Keep the rows in these slots, in this order, and free the memory of all other rows. None stands for an idle slot."""
         self._end_window()
         staying = {slot for slot in slots if slot is not None}
         own: list[_Block] = []
@@ -365,9 +374,9 @@ class KVCache:
         self._taken += 1
 
     def advance(self) -> Tensor:
-        """Advance to the places that `open` made, by tensor operations only; return the positions `_S` of their tokens.
+        """Advance every row to the slot that `open` made, using only tensor operations, and return the positions of the new tokens.
 
-        The tensor is valid until the next call.
+        The result has shape (S,) and is valid until the next call.
         """
         tables, tail = self._tables, self.shape.tail
         tables.mask_S1W[:, 0, -tail:].scatter_(1, tables.place_S1, 0.0)
@@ -380,7 +389,7 @@ class KVCache:
         return position_S
 
     def attend(self, layer: int, q_SHE: Tensor, k_SJE: Tensor, v_SJE: Tensor) -> Tensor:
-        """Store one new token per row and compute its attention to its row; see `flat.Attend`."""
+        """Store one new token per row and compute the attention of the new token to its row (see `flat.Attend`)."""
         slots, heads, size = q_SHE.shape
         tables, most, pairs = self._tables, self.shape.most, slots * self._key_heads
         keys, values = self._tail[layer]
@@ -408,7 +417,7 @@ class KVCache:
         return out_pUE.baddbmm_(tail_pUT, values.flatten(0, 1)).view(slots, heads, size)
 
     def kept(self, slots: Sequence[int]) -> StoredRows:
-        """Return copies of these rows' keys and values."""
+        """Return copies of the keys and values of the rows in these slots."""
         self._end_window()
         rows = [row for row in (self._rows[slot] for slot in slots) if row is not None]
         shared = dict.fromkeys(block for row in rows if row.prompt is not None for block in row.prompt.blocks)
@@ -431,7 +440,7 @@ class KVCache:
         )
 
     def places_of(self, slot: int) -> int:
-        """Return the number of token places of a row, including its whole prompt."""
+        """Return the number of token slots of a row, including its whole prompt."""
         self._end_window()
         row = self._rows[slot]
         assert row is not None
@@ -439,14 +448,14 @@ class KVCache:
         return BLOCK * (shared + len(row.blocks)) + row.tail
 
     def _end_window(self) -> None:
-        """Add the window's steps to the lengths of tails."""
+        """End the window: add the steps of the window to the lengths of tails."""
         for row in self._rows if self._taken else ():
             if row is not None:
                 row.tail += self._taken
         self._left = self._taken = 0
 
     def _begin_window(self) -> None:
-        """Move full tails to blocks, make room in tails, and fill the tables."""
+        """Begin a window: move full tails to blocks, make room in tails, and fill the tables."""
         self._end_window()
         full = [slot for slot, row in enumerate(self._rows) if row is not None and row.tail >= BLOCK]
         if full:
@@ -466,7 +475,7 @@ class KVCache:
         self._look_up()
 
     def _have_tails(self, places: int) -> None:
-        """Give tails this many places; a steady cache reuses its memory."""
+        """Give each tail this many token slots. A steady cache reuses its memory."""
         held, slots = self._tail, len(self._rows)
         shape = (*held.shape[:2], slots, held.shape[3], places, held.shape[5])
         if not self._steady:
@@ -484,7 +493,7 @@ class KVCache:
         self._tail = tails
 
     def _look_up(self) -> None:
-        """Fill tables for the window that begins."""
+        """Fill the tables for the window that begins."""
         read: dict[_Block, int] = {}
         """The number of the last reader of each block of a shared prompt."""
         entries: list[tuple[int, int, int, int, int, int, int]] = []
@@ -535,7 +544,7 @@ class KVCache:
         self._tables = tables
 
     def _rounded(self, name: str, size: int, least: int) -> int:
-        """Return a size, rounded up in a steady cache; the former size is kept if it suffices and is at most twice as large."""
+        """Return a size, rounded up in a steady cache. The previous size is kept if it suffices and is at most twice as large."""
         if not self._steady or not size:
             return size
         step = max(least, 1 << max(0, size.bit_length() - 3))
@@ -547,33 +556,33 @@ class KVCache:
 
 class _KeptRow(NamedTuple):
     prompt: list[int]
-    """The blocks of a shared prompt."""
+    """The indices of the blocks of a shared prompt."""
     prompt_length: int
     own: list[int]
     tail: int
 
 
 class StoredRows:
-    """Copies of finished rows' keys and values."""
+    """Copies of the keys and values of finished rows."""
 
     def __init__(self, blocks: Tensor, tails: Tensor, rows: Sequence[_KeptRow]) -> None:
-        """Take blocks `(L, 2, n, J, B, E)`, tails `(L, 2, R, J, T, E)`, and the blocks of each row."""
+        """Take blocks of shape (L, 2, n, J, B, E), tails of shape (L, 2, R, J, T, E), and the block indices of each row."""
         self._blocks, self._tails, self._rows = blocks, tails, rows
 
     @property
     def places(self) -> int:
-        """The allocated token places."""
+        """The number of allocated token slots."""
         return BLOCK * self._blocks.shape[2] + self._tails.shape[2] * self._tails.shape[4]
 
     def row(self, number: int, tokens: int) -> Tensor:
-        """Return keys and values `(L, 2, J, n, E)` of the first tokens of a row."""
+        """Return the keys and values of the first `tokens` tokens of a row, of shape (L, 2, J, n, E)."""
         row = self._rows[number]
         parts = [self._joined(row.prompt)[:, :, :, : row.prompt_length], self._joined(row.own)]
         parts.append(self._tails[:, :, number, :, : row.tail])
         return torch.cat(parts, dim=3)[:, :, :, :tokens]
 
     def chosen(self, rows: Sequence[int]) -> StoredRows:
-        """Return copies of some rows."""
+        """Return copies of the rows at these indices."""
         chosen = [self._rows[number] for number in rows]
         used = list(dict.fromkeys(block for row in chosen for block in (*row.prompt, *row.own)))
         number = {block: place for place, block in enumerate(used)}
@@ -596,12 +605,12 @@ class StoredRows:
 
 
 class PromptBlock:
-    """Keys and values `(L, 2, Q, J, P, E)` of prompts, each right-aligned in its own row."""
+    """The keys and values of prompts, of shape (L, 2, Q, J, P, E). Each prompt is right-aligned in its own row."""
 
     def __init__(
         self, flat: FlatModel, lengths: Sequence[int], device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Make room for prompts of these lengths (tokens)."""
+        """Allocate memory for prompts of these lengths in tokens."""
         self.lengths, self.longest = lengths, max(lengths)
         self._windows, self._cap = flat.windows, flat.cap
         shape = (len(flat.layers), 2, len(lengths), flat.key_heads, self.longest, flat.head_size)
@@ -610,23 +619,23 @@ class PromptBlock:
         self.kv = make(shape, device=device, dtype=dtype)
 
     def put(self, prompt: int, kv: Tensor) -> int:
-        """Store keys and values `(L, 2, J, n, E)` of a prompt's first tokens, which then need no forward pass.
+        """Store the keys and values of the first tokens of a prompt, which then need no forward pass.
 
-        Returns their number.
+        The tensor `kv` has shape (L, 2, J, n, E). Returns the number of these tokens.
         """
         first = self.longest - self.lengths[prompt]
         self.kv[:, :, prompt, :, first : first + kv.shape[3]] = kv
         return kv.shape[3]
 
     def of(self, prompt: int) -> Tensor:
-        """Return the keys and values `(L, 2, J, n, E)` of a prompt."""
+        """Return the keys and values of a prompt, of shape (L, 2, J, n, E)."""
         return self.kv[:, :, prompt, :, self.longest - self.lengths[prompt] :]
 
     def attention(self, spans: Sequence[tuple[int, int, int]]) -> Attend:
         """Return an attention function that stores the last tokens of prompts and computes their attention to their prompts.
 
-        A span is (first prompt, prompt after the last, number of new tokens of each prompt). If there is one query per
-        prompt, it belongs to the last token.
+        A span consists of the index of the first prompt, the index after the last prompt, and the number of new tokens
+        of each prompt. If there is one query per prompt, the query belongs to the last token.
         """
         masks = {window: [self._mask(*span, window) for span in spans] for window in set(self._windows)}
 
@@ -661,7 +670,7 @@ class PromptBlock:
         return attend
 
     def _mask(self, first: int, last: int, new: int, window: int | None) -> Tensor | None:
-        """Return the attention mask of a span's new tokens; None if it is plain causal."""
+        """Return the attention mask of the new tokens of a span, or None if attention is plain causal."""
         lengths = self.lengths[first:last]
         most = max(lengths)
         if min(lengths) == new == most <= (window or most):
@@ -674,9 +683,9 @@ class PromptBlock:
         return (before & there[:, None]).to(self.kv.device)
 
     def blocks(self, prompts: Sequence[int], counts: Sequence[int]) -> Tensor:
-        """Return the first blocks `(L, 2, n, J, B, E)` of prompts, `counts[k]` blocks of prompt k.
+        """Return the first `counts[k]` blocks of each prompt k, of shape (L, 2, n, J, B, E).
 
-        Places of a block after a prompt's last token contain some token of the prompt.
+        The slots of a block after the last token of a prompt contain some token of this prompt.
         """
         starts = [BLOCK * block for count in counts for block in range(count)]
         return self._copied(
@@ -684,11 +693,11 @@ class PromptBlock:
         )
 
     def tails(self, prompts: Sequence[int], places: int) -> Tensor:
-        """Return the keys and values after the last full block of prompts, `(L, 2, R, J, places, E)`."""
+        """Return the keys and values after the last full block of each prompt, of shape (L, 2, R, J, places, E)."""
         return self._copied(prompts, [self.lengths[q] // BLOCK * BLOCK for q in prompts], places)
 
     def _copied(self, prompts: Sequence[int], starts: Sequence[int], places: int) -> Tensor:
-        """Return this many places of each prompt, beginning at these tokens."""
+        """Return `places` token slots of each prompt, beginning at the tokens `starts`."""
         first_n = torch.tensor([self.longest - self.lengths[q] for q in prompts]) + torch.tensor(starts)
         place_nB = (first_n.long()[:, None] + torch.arange(places)).clamp_(max=self.longest - 1)
         prompt_n = torch.tensor(prompts, dtype=torch.long)
@@ -699,36 +708,38 @@ class PromptBlock:
 
 
 class Prefixes:
-    """KV caches of finished rows, kept for prompts that continue them; a prompt is looked up by its beginnings.
+    """KV caches of finished rows, which are kept for prompts that continue these rows. A prompt is looked up by its prefixes.
 
-    An agent's next prompt is its last prompt, the ids that it sampled, and the messages since then. The keys and values of
-    the first two already exist when the row ends. They are kept unchanged, many rows in one piece, and copied only when a
-    prompt needs them. The least recently used piece is dropped first.
+    The next prompt of an agent consists of its previous prompt, the token ids that the agent sampled, and the messages
+    since then. The keys and values of the first two parts already exist when the row ends. These keys and values are
+    kept unchanged, with many rows in one piece, and are copied only when a prompt needs them. The least recently used
+    piece is dropped first.
     """
 
     def __init__(self, most: int) -> None:
-        """Store at most `most` token places; 0 stores nothing."""
+        """Create an empty store for at most `most` token slots. With 0, nothing is stored."""
         self._most = most
         self._pieces: OrderedDict[int, tuple[StoredRows, Sequence[Text]]] = OrderedDict()
-        """Rows, and the tokens of each."""
+        """The stored rows of each piece, and the tokens of each row."""
         self._where: dict[tuple[str | None, int], tuple[int, int]] = {}
-        """(adapter, hash of a token sequence) → (piece, row); built on the first lookup."""
+        """Mapping from an adapter and the hash of a token sequence to a piece and a row. The mapping is built on the
+        first lookup."""
         self._made = 0
         self._indexed = 0
 
     @property
     def places(self) -> int:
-        """Token places that are stored."""
+        """The number of token slots that are stored."""
         return sum(rows.places for rows, _ in self._pieces.values())
 
     def shrink(self, most: int) -> None:
-        """Drop the least recently used pieces until at most this many token places are stored."""
+        """Drop the least recently used pieces until at most `most` token slots are stored."""
         while self._pieces and self.places > most:
             dropped, _ = self._pieces.popitem(last=False)
             self._where = {text: place for text, place in self._where.items() if place[0] != dropped}
 
     def put(self, cache: KVCache, rows: Sequence[int], texts: Sequence[Text]) -> None:
-        """Keep rows (ascending) of a cache with these token sequences, as many as fit."""
+        """Store rows of a cache (by ascending index) with these token sequences, as many as fit."""
         room = sum(1 for held in accumulate(map(cache.places_of, rows)) if held <= self._most)
         if room:
             self._keep(cache.kept(rows[:room]), texts[:room])
@@ -739,7 +750,7 @@ class Prefixes:
         self._made += 1
 
     def find(self, adapter: str | None, prompt: Sequence[int]) -> Tensor | None:
-        """Return keys and values `(L, 2, J, n, E)` of the longest token sequence that a prompt continues."""
+        """Return the keys and values of the longest stored token sequence that a prompt continues, of shape (L, 2, J, n, E), or None."""
         for number in range(self._indexed, self._made):
             _, texts = self._pieces.get(number, (None, ()))
             for row, (owner, ids) in enumerate(texts):
@@ -759,7 +770,7 @@ class Prefixes:
         return kept.row(row, len(texts[row][1]))
 
     def forget(self, adapter: str | None) -> None:
-        """Drop the rows of an adapter; for the bare base, which all adapters use, drop all rows."""
+        """Drop the rows of an adapter. For the bare base model (None), which all adapters use, drop all rows."""
         pieces = self._pieces.values()
         self._pieces, self._where = OrderedDict(), {}
         for kept, texts in pieces if adapter is not None else ():
@@ -769,6 +780,6 @@ class Prefixes:
 
 
 def _digests(ids: Sequence[int]) -> list[int]:
-    """Return a hash of every beginning of a token sequence, shortest first."""
+    """Return a hash of every prefix of a token sequence, shortest first."""
     digest = 0
     return [digest := hash((digest, token)) for token in ids]

@@ -1,29 +1,33 @@
-"""Linear layers with different adapters for the rows, with hand-written forward and backward passes.
+"""Linear layers with different adapters for different rows, with hand-written forward and backward passes.
 
-A *work order* (`Linear`) lists the tensors of a layer and the rows of each adapter; `forward_linear` and
-`backward_linear` execute it on plain tensors, inside the autograd functions of flat.py and lora_bank.py. Writing both
-passes by hand saves what autograd would add: splitting and joining activations, and one sum per branch of a gradient.
+A *work order* (`Linear`) lists the tensors of a layer and the rows of each adapter. The functions `forward_linear` and
+`backward_linear` execute a work order on plain tensors, inside the autograd functions of flat.py and lora_bank.py.
+Writing both passes by hand saves what autograd would add: splitting and joining activations, and one sum per branch of
+a gradient.
 
-Adapters are LoRA as in 2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows use only their own adapter's tensors, so no gradient
-crosses from one adapter to another.
+Adapters are LoRA as in arXiv:2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows use only the tensors of their own
+adapter, so no gradient flows from one adapter to another.
 
-Several adapters are computed as one grouped product if there is a kernel for it: torch's `grouped_mm`, or our own in
-Triton. Otherwise each adapter has separate products, and launching them leaves a GPU mostly idle. A grouped product
-computes all groups of rows in one kernel, forward, backward and for the gradient of each group's weight. If all groups have
-the same number of rows, as in decoding, it is a batched product, because grouped products suit many rows: they took 4.7 of
-the 9.3 ms of a step of 64 rows on an H100. The factors are stacked; smaller ranks are padded with zeros, which changes no
-result. Rows without an adapter are a group with zero factors, because rows outside all groups are not computed.
+The updates of several adapters are computed as one grouped product if there is a kernel for it: torch's `grouped_mm`,
+or kapelle's own kernel in Triton. Otherwise, each adapter has separate products, and launching them leaves a GPU mostly
+idle. A grouped product computes all groups of rows in one kernel, in the forward pass, in the backward pass and for the
+gradient of each group's weight. If all groups have the same number of rows, as in decoding, a batched product is used
+instead, because grouped products are efficient only for many rows: they took 4.7 of the 9.3 ms of a step of 64 rows on
+an H100. The factors are stacked, and smaller ranks are padded with zeros, which changes no result. Rows without an
+adapter form a group with zero factors, because rows outside all groups are not computed.
 
-The mask of dropout (1207.0580) is a function of each token, independent of the pass. A random generator draws masks in the
-order of a pass, so a different split into microbatches or processes would give different masks. Here a row has a key, a
-layer has a salt, and their hash (the finaliser of MurmurHash3) decides whether a feature is kept. A step is therefore the
-same however its samples are split. Without keys, torch's generator draws the masks.
+The mask of dropout (arXiv:1207.0580) is a function of each token and independent of the pass. A random generator draws
+masks in the order of a pass, so a different split into microbatches or processes would give different masks. In this
+module, a row has a key, a layer has a salt, and their hash (the finaliser of MurmurHash3) decides whether a feature is
+kept. An optimiser step is therefore the same for any split of its samples. Without keys, torch's generator draws the
+masks.
 
-On a CPU in float32, torch multiplies with its BLAS, which reaches 60 to 90 % of oneDNN's speed for the thousands of rows of
-an update. oneDNN is used for any number of rows, because results of two libraries would differ by rounding. In half
-precision, torch already uses oneDNN.
+On a CPU in float32, torch multiplies with its BLAS, which reaches 60 to 90 % of oneDNN's speed for the thousands of
+rows of an update. oneDNN is used for any number of rows, because the results of two libraries would differ by rounding.
+In half precision, torch already uses oneDNN.
 
-Shapes: N rows, n rows of one leg or group, I and O features in and out, r rank (of a stack: the largest), G groups.
+In tensor shapes, N is the number of rows, n of rows of one leg or group, I of input features, O of output features and
+G of groups; r is the rank (for a stack, the largest rank).
 """
 
 from __future__ import annotations
@@ -43,24 +47,26 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from kapelle.models.fast import kernels
 
 LEAST_ADAPTERS = 2
-"""Number of adapters in a pass from which they are grouped: two need fewer kernels than separate products, three even if
-ranks are padded."""
+"""The number of adapters in a pass from which their updates are grouped. With two adapters, grouping needs fewer
+kernels than separate products. With three adapters, this holds even if ranks are padded."""
 
 ARCHITECTURES = frozenset({9, 10})
-"""Major compute capabilities for which torch has a kernel; elsewhere its grouped product is a loop that waits for the GPU."""
+"""The major compute capabilities for which torch has a kernel. On other GPUs, torch's grouped product is a loop that
+waits for the GPU."""
 
 LEAST_CAPABILITY = (8, 0)
-"""Compute capability from which our grouped products use tensor cores in both half-precision types."""
+"""The compute capability from which kapelle's grouped products use tensor cores in both half-precision types."""
 
 STACKS = 2
-"""Stacks of factors that a layer caches; different adapters, or a different order of them, need another stack."""
+"""The number of stacks of factors that a layer caches. Different adapters, or a different order of adapters, need
+another stack."""
 
 ALIGNMENT = 16
-"""Alignment in bytes: the size of every row must be a multiple of this for the kernel."""
+"""The alignment in bytes. The size of every row must be a multiple of this value for the kernel."""
 
 
 def product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> Tensor:
-    """Return x·Wᵀ, plus `more_NO`, which may be overwritten."""
+    """Return x·Wᵀ, plus `more_NO` if given. The tensor `more_NO` may be overwritten."""
     onednn = torch.backends.mkldnn.is_available()
     if x_NI.device.type != "cpu" or x_NI.dtype != torch.float32 or not onednn:
         return plain_product(x_NI, weight_OI, more_NO)
@@ -73,12 +79,12 @@ def product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> T
 
 
 def plain_product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> Tensor:
-    """Return the same as `product`, computed by torch and bitwise identical to a linear layer of torch."""
+    """Return the same result as `product`, computed by torch and bitwise identical to a linear layer of torch."""
     return torch.mm(x_NI, weight_OI.t()) if more_NO is None else more_NO.addmm_(x_NI, weight_OI.t())
 
 
 class Leg(NamedTuple):
-    """Rows [first, last) of one adapter; `a_rI` and `b_Or` are indices into the list of tensors."""
+    """The rows [first, last) of one adapter. The fields `a_rI` and `b_Or` are indices into the list of tensors."""
 
     first: int
     last: int
@@ -87,45 +93,46 @@ class Leg(NamedTuple):
     scale: float
     dropout: float
     keys_n: Tensor | None = None
-    """Of dropout; see `dropped`."""
+    """The dropout keys of the rows (see `dropped`)."""
 
 
 class Linear(NamedTuple):
-    """One layer's work order; tensors are given as indices into a list."""
+    """The work order of one layer. Tensors are given as indices into a list."""
 
     weight_OI: int
     bias_O: int | None
     legs: tuple[Leg, ...]
     stacks: StoredStacks | None = None
-    """The layer's cached stacks of factors; None stacks them in every pass."""
+    """The layer's cached stacks of factors. With None, the factors are stacked in every pass."""
     grouped: bool = True
     """Whether the updates of several adapters may be grouped."""
 
 
 class SavedForBackward(NamedTuple):
-    """Tensors that the backward pass needs, for one leg or for all grouped legs."""
+    """The tensors that the backward pass needs, for one leg or for all grouped legs."""
 
     low_nr: Tensor
-    """A·x."""
+    """The product A·x."""
     mask_nI: Tensor | None
-    """Mask that is True where dropout kept x."""
+    """A mask that is True where dropout kept x."""
 
 
 Tensors = Sequence[Tensor]
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""Function from (rows, weight, term to add) to rows times the transposed weight; see `product`."""
+"""A function that returns rows times the transposed weight plus an optional term, given rows, weight and term (see
+`product`)."""
 
 
 class Gradients:
-    """Gradients of a list of tensors, each written once; a tensor used several times is listed several times."""
+    """The gradients of a list of tensors. Each gradient is written once. A tensor that is used several times is listed several times."""
 
     def __init__(self, wanted: Sequence[bool]) -> None:
         self.wanted = wanted
         self.values: list[Tensor | None] = [None] * len(wanted)
 
     def put(self, place: int, of: Tensor, make: Callable[[], Tensor]) -> None:
-        """Store the gradient that `make` returns, in the type of its tensor `of`, if it is wanted."""
+        """Store the gradient that `make` returns, in the type of the tensor `of`, if this gradient is wanted."""
         if self.wanted[place]:
             self.values[place] = make().to(of.dtype)
 
@@ -136,14 +143,14 @@ def saved_tensors(kept: Sequence[SavedForBackward]) -> list[Tensor | None]:
 
 
 def kept_rows_of(tensors: Sequence[Tensor]) -> list[SavedForBackward]:
-    """Undo `saved_tensors`."""
+    """Return the `SavedForBackward` of each leg, given the list that `saved_tensors` returned."""
     return [SavedForBackward(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
 
 
 def forward_linear(
     order: Linear, tensors: Tensors, x_NI: Tensor, multiply: Product = product
 ) -> tuple[Tensor, list[SavedForBackward]]:
-    """Return the output `_NO` in the type of `x_NI`, and what the backward pass needs."""
+    """Return the output in the type of `x_NI`, of shape (N, O), and the tensors that the backward pass needs."""
     out_NO = multiply(x_NI, tensors[order.weight_OI].to(x_NI.dtype), None)
     if order.grouped and takes_groups(x_NI, out_NO.shape[1], len(order.legs)):
         kept = [SavedForBackward(*add_updates(_groups(order, tensors), x_NI, out_NO, order.stacks))]
@@ -183,7 +190,10 @@ def backward_linear(
     wanted: bool = True,
     multiply: Product = product,
 ) -> Tensor | None:
-    """Return the gradient of `x_NI` plus `more_NI` (overwritten), None if it is not `wanted`; fill `grads`."""
+    """Return the gradient of `x_NI` plus `more_NI`, or None if it is not `wanted`, and store the other gradients in `grads`.
+
+    The tensor `more_NI` is overwritten.
+    """
     weight_OI = tensors[order.weight_OI]
     dx_NI = multiply(given_NO, weight_OI.to(x_NI.dtype).t(), more_NI) if wanted else None
     if order.grouped and takes_groups(x_NI, given_NO.shape[1], len(order.legs)):
@@ -218,7 +228,7 @@ def _backward_factors(
     dx_nI: Tensor | None,
     grads: Gradients,
 ) -> None:
-    """Add one leg's contribution to its rows' gradient `dx_nI`, and store the gradients of its factors."""
+    """Add the contribution of one leg to the gradient `dx_nI` of its rows, and store the gradients of its factors."""
     a_rI, b_Or = tensors[leg.a_rI], tensors[leg.b_Or]
     if dx_nI is None and not grads.wanted[leg.a_rI] and not grads.wanted[leg.b_Or]:
         return
@@ -242,7 +252,7 @@ def _backward_factors(
 
 
 class AdapterGroup(NamedTuple):
-    """Rows [first, last) of one adapter and its factors."""
+    """The rows [first, last) of one adapter, with the adapter's factors."""
 
     first: int
     last: int
@@ -251,23 +261,23 @@ class AdapterGroup(NamedTuple):
     scale: float
     dropout: float
     keys_n: Tensor | None = None
-    """Of dropout; see `dropped`."""
+    """The dropout keys of the rows (see `dropped`)."""
 
 
 class Factored(NamedTuple):
-    """Gradients of one adapter's factors; None if not wanted."""
+    """The gradients of one adapter's factors. A gradient that is not wanted is None."""
 
     a_rI: Tensor | None
     b_Or: Tensor | None
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether grouped products of a type are one kernel on a device: torch's kernel, or ours in Triton."""
+    """Return whether grouped products of a type are a single kernel on a device, either torch's kernel or kapelle's in Triton."""
     return torch_has_kernel(device, dtype) or triton_has_kernel(device, dtype)
 
 
 def torch_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether torch's grouped product is one kernel for a type on a device."""
+    """Return whether torch's grouped product is a single kernel for a type on a device."""
     return (
         hasattr(functional, "grouped_mm")  # since torch 2.10
         and device.type == "cuda"
@@ -278,7 +288,7 @@ def torch_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def triton_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether our grouped products (`triton_products.py`) replace torch's for a type on a device and pass the test."""
+    """Return whether kapelle's grouped products (`triton_products.py`) replace torch's for a type on a device and pass their test."""
     return (
         device.type == "cuda"
         and torch.version.cuda is not None
@@ -291,7 +301,7 @@ def triton_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the grouped products of four groups, one of them empty, together with separate products."""
+    """Yield the grouped products of four groups, one of which is empty, together with separate products."""
     from kapelle.models.fast import triton_products
 
     ends = (3, 3, 70, 150)
@@ -311,7 +321,7 @@ def _trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, T
 
 
 def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
-    """Return whether the updates of this many adapters are grouped for an input: at least `LEAST_ADAPTERS`, with a kernel."""
+    """Return whether the updates of this many adapters are grouped: at least `LEAST_ADAPTERS` adapters and an available kernel."""
     if adapters < LEAST_ADAPTERS or not has_kernel(x_NI.device, x_NI.dtype):
         return False
     if triton_has_kernel(x_NI.device, x_NI.dtype):
@@ -321,16 +331,16 @@ def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
 
 
 class _Division(NamedTuple):
-    """How the rows of a pass are divided among groups."""
+    """The division of the rows of a pass among groups."""
 
     ends_G: Tensor
-    """The row after each group's last, int32."""
+    """The row after the last row of each group, as int32."""
     each: int
-    """Rows of every group if all groups have the same number; otherwise 0."""
+    """The number of rows of every group if all groups have the same number of rows; otherwise 0."""
 
 
 def _grouped(x_NI: Tensor, weight_GIO: Tensor, division: _Division) -> Tensor:
-    """Return the product of each group's rows and its own weight, `_NO`."""
+    """Return the product of each group's rows and the group's own weight, of shape (N, O)."""
     if division.each:
         return torch.bmm(x_NI.unflatten(0, (-1, division.each)), weight_GIO).flatten(0, 1)
     ends_G = division.ends_G
@@ -342,7 +352,7 @@ def _grouped(x_NI: Tensor, weight_GIO: Tensor, division: _Division) -> Tensor:
 
 
 def _add_grouped(sum_NO: Tensor, x_NI: Tensor, weight_GIO: Tensor, division: _Division) -> None:
-    """Add the product of each group's rows and its own weight to `sum_NO`."""
+    """Add the product of each group's rows and the group's own weight to `sum_NO`."""
     if division.each:
         own = (-1, division.each)
         sum_NO.unflatten(0, own).baddbmm_(x_NI.unflatten(0, own), weight_GIO)
@@ -351,7 +361,7 @@ def _add_grouped(sum_NO: Tensor, x_NI: Tensor, weight_GIO: Tensor, division: _Di
 
 
 def _grouped_outer(left_NI: Tensor, right_NO: Tensor, division: _Division) -> Tensor:
-    """Return the sum of each group's outer products, `_GIO`."""
+    """Return the sum of the outer products of each group, of shape (G, I, O)."""
     if division.each:
         own = (-1, division.each)
         return torch.bmm(left_NI.unflatten(0, own).transpose(1, 2), right_NO.unflatten(0, own))
@@ -366,7 +376,7 @@ def _grouped_outer(left_NI: Tensor, right_NO: Tensor, division: _Division) -> Te
 def add_updates(
     groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor, stacks: StoredStacks | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Add every group's update to `out_NO`; return A·x `_Nr` and the mask of dropout, or None without dropout."""
+    """Add the update of every group to `out_NO`, and return A·x of shape (N, r) and the dropout mask (None without dropout)."""
     stack, division = (stacks or StoredStacks()).of(groups, x_NI)
     mask_NI = None
     if any(group.dropout for group in groups):
@@ -391,7 +401,7 @@ def backward_updates(
     factors: bool,
     stacks: StoredStacks | None = None,
 ) -> list[Factored]:
-    """Add the contribution of the updates to `dx_NI`; return the gradients of each group's factors if `factors` are wanted."""
+    """Add the contribution of the updates to `dx_NI`, and return the gradients of each group's factors if `factors` is True."""
     stack, division = (stacks or StoredStacks()).of(groups, x_NI)
     given_Nr = _grouped(given_NO, stack.up_GOr, division)
     if dx_NI is not None and mask_NI is None:
@@ -413,35 +423,37 @@ def backward_updates(
 
 
 class _Stack(NamedTuple):
-    """The factors of all groups in one type; B includes the scale."""
+    """The factors of all groups in one type. The factors B are multiplied by the scale."""
 
     down_GrI: Tensor
     up_GOr: Tensor
     places: tuple[int, ...]
-    """Index of each given group in the stack, which also has groups of zeros for rows without an adapter."""
+    """The index of each given group in the stack, which also has groups of zeros for rows without an adapter."""
     sources: tuple[Tensor, ...]
-    """The factors; holding them keeps their addresses unique."""
+    """The original factors. Keeping references to them ensures that their memory addresses stay unique."""
 
 
 class StoredStacks:
     """The stacked factors of one layer, cached until a factor changes.
 
-    All microbatches of an optimiser step and all steps of decoding between two updates read one stack.
+    All microbatches of an optimiser step, and all decoding steps between two updates, read one stack.
     """
 
     steps = 0
-    """Optimiser steps of this process; a fused optimiser writes weights without increasing their version."""
+    """The number of optimiser steps in this process. A fused optimiser changes weights without increasing their
+    version."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[list[int], _Stack]] = {}
-        """Stacks by their adapters in order, with the versions of the factors; the most recently used stack is last."""
+        """The stacks by their adapters in order, with the versions of the factors. The most recently used stack is
+        last."""
         self._steps = 0
         """The value of `steps` when the stacks were created."""
         self._recorded: deque[_Stack] = deque(maxlen=STACKS)
-        """Stacks that CUDA graphs read without keeping references to them."""
+        """The stacks that CUDA graphs read without keeping references to them."""
 
     def of(self, groups: Sequence[AdapterGroup], x_NI: Tensor) -> tuple[_Stack, _Division]:
-        """Return the stack in the type of `x_NI`, and the division of rows among its groups."""
+        """Return the stack in the type of `x_NI`, and the division of rows among the groups of the stack."""
         order: list[int | None] = []  # of given groups; None is a group of zeros
         ends = [0]
         for number, group in enumerate(groups):
@@ -486,7 +498,7 @@ register_optimizer_step_post_hook(_count_step)
 
 
 def stacked(groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype) -> _Stack:
-    """Return the adapters' factors, padded to one rank and joined, for groups in this order."""
+    """Return the factors of the adapters, padded to one rank and joined, for groups in this order."""
     # Training also uses the stacks of sampling.
     with torch.inference_mode(mode=False), torch.no_grad():
         step = ALIGNMENT // dtype.itemsize
@@ -512,13 +524,16 @@ def stacked(groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: 
 
 
 def _scaled(groups: Sequence[AdapterGroup], tensors: list[Tensor]) -> Sequence[Tensor]:
-    """Return each group's tensor times its scale, in one kernel."""
+    """Return the tensor of each group times the group's scale, computed in one kernel."""
     return torch._foreach_mul(tensors, [group.scale for group in groups])  # noqa: SLF001 — it has no public name
 
 
 @lru_cache(maxsize=64)
 def _ends(ends: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the row after each group's last, cached because a copy for every layer would synchronise with the GPU."""
+    """Return the row after the last row of each group as a tensor.
+
+    The tensor is cached, because copying it for every layer would synchronise with the GPU.
+    """
     with torch.inference_mode(mode=False):  # training also uses the tensors of sampling
         return torch.tensor(ends, dtype=torch.int32, device=device)
 
@@ -543,12 +558,12 @@ def _through(groups: Sequence[AdapterGroup], x_NI: Tensor, mask_NI: Tensor) -> T
 
 
 def salt_of(path: str) -> int:
-    """Return the salt of a layer, by its path in the model: an int32."""
+    """Return the salt of a layer as an int32, computed from the layer's path in the model."""
     return crc32(path.encode()) - (1 << 31)
 
 
 def dropped(x_nI: Tensor, share: float, keys_n: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Drop about a `share` of each row's features and scale up the others; return the rows and the mask of kept features."""
+    """Drop about a fraction `share` of each row's features and scale up the others. Returns the rows and the mask of kept features."""
     if keys_n is None:
         return torch.native_dropout(x_nI, share, train=True)
     mask_nI = passed_features(keys_n, x_nI.shape[1], share)
@@ -556,7 +571,7 @@ def dropped(x_nI: Tensor, share: float, keys_n: Tensor | None) -> tuple[Tensor, 
 
 
 def passed_features(keys_n: Tensor, features: int, share: float) -> Tensor:
-    """Return the mask of kept features for rows with these keys (int32); about a `share` of features is dropped."""
+    """Return the mask of kept features for rows with these int32 keys. About a fraction `share` of the features is dropped."""
     hash_nI = keys_n[:, None] ^ _columns(features, keys_n.device)
     _finalise(hash_nI)
     # The hash is signed: −2³¹ … 2³¹ − 1.
@@ -572,7 +587,7 @@ def _columns(features: int, device: torch.device) -> Tensor:
 
 
 def _finalise(hashes: Tensor) -> None:
-    """Mix the bits of int32 numbers, in place."""
+    """Mix the bits of int32 numbers in place."""
     for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB), (16, 1)):
         # Torch's shift is arithmetic; the finaliser's is logical.
         hashes.bitwise_xor_((hashes >> shift).bitwise_and_((1 << (32 - shift)) - 1))

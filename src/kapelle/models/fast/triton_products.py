@@ -1,12 +1,13 @@
-"""Grouped products in Triton, for CUDA devices and types for which torch has no kernel.
+"""Grouped matrix products in Triton, for CUDA devices and types for which torch has no kernel.
 
-torch's `grouped_mm` is one kernel in bfloat16 on compute capability 9 and 10. On an A100, an L40S or a 4090, and in float16 or
-float32, it is a loop that synchronises with the GPU. Here the product of all groups is one kernel: sums are float32, the
-host does not wait for the device, and results are deterministic.
+torch's `grouped_mm` is one kernel in bfloat16 on compute capability 9 and 10. On an A100, an L40S or a 4090, and in
+float16 or float32, `grouped_mm` is a loop that synchronises with the GPU. In this module, the product of all groups is
+one kernel: sums are computed in float32, the host does not wait for the device, and results are deterministic.
 
-Tests run it on a CPU in Triton's interpreter (`TRITON_INTERPRET=1`).
+Tests run the kernels on a CPU in Triton's interpreter (`TRITON_INTERPRET=1`).
 
-Shapes: N rows, G groups of consecutive rows, K features that are summed over, M features out, P and Q features of two sides.
+In tensor shapes, N is the number of rows, G of groups of consecutive rows, K of features that are summed over, and M of
+output features; P and Q are the numbers of features of the two factors of an outer product.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 64
-"""Maximum rows of a tile."""
+"""The maximum number of rows of a tile."""
 
 WIDTH = 64
-"""Maximum features of a tile in either dimension; products need at least 16."""
+"""The maximum number of features of a tile in either dimension. Products need at least 16 features."""
 
 # The interpreter multiplies with NumPy, which has no bfloat16.
 INTERPRETED = triton.knobs.runtime.interpret
 
 
 def grouped(x_NK: Tensor, weight_GKM: Tensor, ends_G: Tensor) -> Tensor:
-    """Return `_NM`, the product of each group's rows and its own weight; `ends_G` (int32) is the row after each group's last.
+    """Return the product of each group's rows and the group's own weight, of shape (N, M).
 
-    Groups are in the order of their rows and cover all of them; a group may be empty.
+    The int32 tensor `ends_G` contains the row after the last row of each group. Groups are in the order of their rows
+    and cover all rows. A group may be empty.
     """
     rows, summed, width = len(x_NK), x_NK.shape[1], weight_GKM.shape[2]
     out_NM = x_NK.new_empty(rows, width)
@@ -49,7 +51,10 @@ def grouped(x_NK: Tensor, weight_GKM: Tensor, ends_G: Tensor) -> Tensor:
 
 
 def grouped_outer(left_NP: Tensor, right_NQ: Tensor, ends_G: Tensor) -> Tensor:
-    """Return `_GPQ`, for each group of rows the sum of their outer products, leftᵀ·right; zeros for an empty group."""
+    """Return the sum of outer products (leftᵀ · right) over the rows of each group, of shape (G, P, Q).
+
+    The result of an empty group is zero.
+    """
     out_GPQ = left_NP.new_empty(len(ends_G), left_NP.shape[1], right_NQ.shape[1])
     tile_P, tile_Q = (_tile(size) for size in out_GPQ.shape[1:])
     grid = (len(ends_G), triton.cdiv(out_GPQ.shape[1], tile_P), triton.cdiv(out_GPQ.shape[2], tile_Q))
@@ -64,12 +69,12 @@ def grouped_outer(left_NP: Tensor, right_NQ: Tensor, ends_G: Tensor) -> Tensor:
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Let Triton start its kernels on this CUDA device."""
+    """Return a context in which Triton starts its kernels on this CUDA device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _precision() -> str:
-    """Return the precision of float32 products, which is the one that torch uses."""
+    """Return the precision of float32 products, which is the precision that torch uses."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
@@ -84,7 +89,7 @@ def _grouped_kernel(
     x_row, x_feature, weight_group, weight_in, weight_out, out_row, out_feature,
     ROWS: tl.constexpr, TILE_K: tl.constexpr, TILE_M: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of one group's rows; tiles are numbered consecutively over all groups."""
+    """Compute a tile of the rows of one group. Tiles are numbered consecutively over all groups."""
     tile = tl.program_id(0)
     group, first, last = -1, 0, 0
     before, start = 0, 0  # tiles and rows of the groups before
@@ -132,7 +137,7 @@ def _outer_kernel(
     left_row, left_feature, right_row, right_feature, out_group, out_P, out_Q,
     ROWS: tl.constexpr, TILE_P: tl.constexpr, TILE_Q: tl.constexpr, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of one group's sum over all rows of the group, in order."""
+    """Compute a tile of the sum of outer products of one group, over all rows of the group in order."""
     group = tl.program_id(0)
     end = tl.load(ends_G + group)
     start = tl.load(ends_G + group - 1, mask=group > 0, other=0)

@@ -1,9 +1,9 @@
-"""Checks that an environment is suitable for training, without a model.
+"""Check whether an environment is suitable for training, without loading a model.
 
     findings = await conform(environment)
 
-Each finding names the check and its result. Episodes are rolled out with the environment's own script, with nonsense, and with answers
-that should get no reward.
+Each finding contains the name of a check and its result. Episodes are rolled out with the scripted expert of the environment, with
+meaningless messages, and with answers that should receive no reward.
 """
 
 from __future__ import annotations
@@ -59,16 +59,17 @@ from kapelle.types import Episode, Split, Task
 __all__ = ["Finding", "Private", "conform", "drive"]
 
 TASKS = 12
-"""Tasks of each split that are checked."""
+"""Number of tasks of each split that are checked."""
 SPLITS: tuple[Split, Split] = ("train", "test")
 
 
 async def conform(
     environment: Environment, agents: Sequence[str] | None = None, tasks: int = TASKS
 ) -> list[Finding]:
-    """Return the finding of every check; raise the errors of `Environment.check` (missing data, unsuitable teams).
+    """Run all checks on an environment, and return the finding of every check.
 
-    `agents` are names in order; None uses the smallest possible team.
+    The argument `agents` contains the names of the agents in order. If `agents` is None, the smallest possible team is used. Raises
+    the errors of `Environment.check`, for example if data is missing or the team is not supported.
     """
     found = [declared(environment)]
     try:
@@ -128,7 +129,7 @@ async def conform(
 
 
 def first_tasks(environment: Environment, split: Split, count: int) -> list[Task]:
-    """Return the first tasks of a split, at most `count`; raise Unfit for an invalid size or task."""
+    """Return at most `count` tasks from the beginning of a split. Raises Unfit if the size or a task is invalid."""
     size = size_of(environment, split, SECONDS)
     return [
         task_of(environment, split, k, SECONDS) for k in range(count if size is None else min(count, size))
@@ -136,7 +137,7 @@ def first_tasks(environment: Environment, split: Split, count: int) -> list[Task
 
 
 def declared(environment: Environment) -> Finding:
-    """Return the declared capabilities, or a part that is missing or not declared."""
+    """Check whether all declared capabilities are complete, and return the declared capabilities or the problem."""
     name, kind = "capabilities", type(environment)
     had = list(filter(lambda capability: offers(environment, capability), CAPABILITIES))
     for capability in had:
@@ -170,7 +171,7 @@ def _parts_of(capability: type) -> list[str]:
 
 
 def fingerprint(environment: Environment, count: int) -> list[list[str]]:
-    """Return the id, question and data of the first tasks of both splits, as strings."""
+    """Return the id, the question and the data of the first tasks of both splits, as strings."""
     return [_task_row(task) for split in SPLITS for task in first_tasks(environment, split, count)]
 
 
@@ -179,7 +180,7 @@ def _task_row(task: Task) -> list[str]:
 
 
 def settings_survive(environment: Environment) -> Finding:
-    """Return whether the settings are the same after being written to a recipe and read back."""
+    """Check whether the settings stay the same when they are written to a recipe and read back."""
     if not isinstance(environment, Settings):
         return Finding("settings", "not checked", "the environment is not a `kapelle.Settings`")
     if type(environment)(**environment.model_dump(mode="json")) != environment:
@@ -188,7 +189,7 @@ def settings_survive(environment: Environment) -> Finding:
 
 
 def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
-    """Return whether repeated calls return equal tasks, with different ids and plain JSON."""
+    """Check whether repeated calls return equal tasks, and whether tasks have different ids and plain JSON data."""
     name = "tasks"
     for split, tasks in chosen.items():
         repeated = [task_of(environment, split, k, SECONDS) for k in reversed(range(len(tasks)))][::-1]
@@ -210,7 +211,7 @@ def same_tasks(environment: Environment, chosen: Mapping[Split, Sequence[Task]])
 
 
 def same_in_another_process(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
-    """Return whether another process makes the same tasks from the same settings."""
+    """Check whether another process creates the same tasks from the same settings."""
     name = "other process"
     if not isinstance(environment, Settings):
         return Finding(name, "not checked", "the environment is not a `kapelle.Settings`")
@@ -234,7 +235,7 @@ def same_in_another_process(environment: Environment, chosen: Mapping[Split, Seq
 
 
 def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> Finding:
-    """Return whether train and test share a question (about the same picture) among the checked tasks."""
+    """Check whether the checked tasks of the train and test splits have a question in common (about the same image)."""
     pictures = offers(environment, ShowsImages)  # the content of a picture is in the task's data
 
     def whole(task: Task) -> str:
@@ -257,7 +258,7 @@ def splits_apart(environment: Environment, chosen: Mapping[Split, Sequence[Task]
 
 
 async def same_states(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether the same seed and messages give equal episodes."""
+    """Check whether the same seed and the same messages give equal episodes."""
     name = "determinism"
     for task in tasks[:4]:
         for respond in (scripted(environment, task), always("?")):
@@ -274,9 +275,10 @@ async def same_states(environment: Environment, tasks: Sequence[Task], agents: S
 
 
 async def private_views(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether observing leaves the state unchanged and reveals no secret of another agent, at the start and after each step.
+    """Check whether observing an episode leaves its state unchanged, and whether observations contain private strings of other agents.
 
-    Actions come from the script, or are nonsense. A secret that an agent writes in its message counts as public from then on.
+    The check runs at the start and after each step. Actions are written by the scripted expert or are meaningless. If an agent writes
+    a private string in its message, the string is considered public from then on.
     """
     name = "private views"
     nonsense = always("?")
@@ -333,7 +335,7 @@ async def private_views(environment: Environment, tasks: Sequence[Task], agents:
 
 
 async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether all rewards are finite, in the declared range, and for agents of the team."""
+    """Check whether all rewards are finite, within the declared range, and given only to agents of the team."""
     low, high = environment.reward_range
     name, failed = "rewards", 0
     slack = 1e-9 * max(1.0, abs(low), abs(high))
@@ -360,7 +362,7 @@ async def rewards_in_range(environment: Environment, tasks: Sequence[Task], agen
 
 
 async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether outcomes are the same after being written and read back."""
+    """Check whether outcomes stay the same when they are written and read back."""
     for task in tasks[:4]:
         driven = await drive_or_error(environment, task, agents, scripted(environment, task))
         if isinstance(driven, str):
@@ -379,7 +381,7 @@ async def outcomes_kept(environment: Environment, tasks: Sequence[Task], agents:
 
 
 async def roles_alike(environment: Environment, tasks: Sequence[Task], agents: Sequence[str]) -> Finding:
-    """Return whether exchanging the messages of two symmetric roles exchanges their rewards."""
+    """Check whether exchanging the messages of two symmetric roles also exchanges their rewards."""
     name = "symmetry"
     if offers(environment, TeamMoves):
         note = (
@@ -416,7 +418,7 @@ async def roles_alike(environment: Environment, tasks: Sequence[Task], agents: S
 
 
 async def gold_is_rewarded(environment: Environment, chosen: Mapping[Split, Sequence[Task]]) -> list[Finding]:
-    """Return whether the script's solution, and no other answer, gets the full reward."""
+    """Check whether the solution of the scripted expert receives the maximum reward, and other answers do not."""
     names = ("solver",)
     solvable = has_comparable_answers(environment) and offers(environment, Scripted)
     if offers(environment, Teachable) and environment.teacher is not None:

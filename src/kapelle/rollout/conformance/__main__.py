@@ -1,4 +1,7 @@
-"""`python -m kapelle.rollout.conformance`: print the tasks that settings on standard input make, for a comparison."""
+"""Print the tasks that an environment creates from settings on standard input (`python -m kapelle.rollout.conformance`).
+
+The conformance checks compare the output with the tasks of another process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roll out episodes with given messages in place of a model, and check every result of the environment."""
+"""Roll out episodes with given messages instead of a model, and check every result of the environment."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kapelle.types import Message, Task
 T = TypeVar("T")
 
 LONGEST = 2_000
-"""Maximum steps of an episode; a longer episode counts as a fault."""
+"""Maximum number of steps of an episode. A longer episode is reported as a fault."""
 SECONDS = 60.0
-"""Time limit of a call during checks, if `environment.timeout` is longer."""
+"""Maximum time limit in seconds of a call during checks, if `environment.timeout` is longer."""
 
 NOTHING = (
     "",
@@ -35,15 +35,15 @@ NOTHING = (
     "🙂" * 40,
     "9" * 5_000,
 )
-"""Messages without an answer; their reward must be in range and less than the maximum."""
+"""Messages that contain no answer. Their reward must be within the declared range and less than the maximum."""
 
 Speaker = Callable[[str, str, int], str]
-"""(Agent, observation, number of its move) → text."""
+"""Function of an agent, its observation and the number of its move that returns the text of the move."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check."""
+    """The result of one check of an environment."""
 
     name: str
     status: Literal["ok", "failed", "not checked"]
@@ -52,12 +52,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DrivenEpisode:
-    """One episode with given messages."""
+    """The record of one episode that was rolled out with given messages."""
 
     seen: tuple[tuple[str, str], ...]
-    """(agent, observation) in order."""
+    """Pairs of an agent and its observation, in the order in which they were observed."""
     returns: Mapping[str, float]
-    """Return of each agent."""
+    """The return of each agent."""
     outcome: Outcome
 
 
@@ -69,7 +69,7 @@ def patience(environment: Environment) -> Patience:
 
 
 def accepts(environment: Environment, names: Sequence[str]) -> bool:
-    """Return whether an environment accepts a team of these names; raises an error if data is missing."""
+    """Return whether an environment supports a team of agents with these names. Raises an error if data is missing."""
     try:
         call_user_code("check", SECONDS, environment.check, names)
     except Unfit:
@@ -80,7 +80,7 @@ def accepts(environment: Environment, names: Sequence[str]) -> bool:
 
 
 class DrivenState:
-    """An episode state with time limits and checks of every result; raises Unfit for an invalid result."""
+    """An episode state with time limits for all calls and checks of all results. Invalid results raise Unfit."""
 
     def __init__(self, state: BoundedState | RemoteState, task: Task, agents: Sequence[str]) -> None:
         self._state, self._task, self._agents = state, task, agents
@@ -94,7 +94,7 @@ class DrivenState:
         return cls(await _awaited("start", task, made), task, agents)
 
     def observe(self, agent: str) -> str:
-        """Return an agent's observation."""
+        """Return the observation of an agent."""
         return self._now("observe", lambda: text(self._state.observe(agent), f"`observe('{agent}')`"))
 
     def movers(self) -> tuple[str, ...]:
@@ -110,12 +110,12 @@ class DrivenState:
         return tuple(found)
 
     async def step(self, actions: Mapping[str, str]) -> dict[str, float]:
-        """Take a step; return the rewards."""
+        """Apply the actions of agents, and return the rewards."""
         rewards = await _awaited("step", self._task, self._state.step(dict(actions), None))
         return self._now("step", lambda: checked_rewards(rewards, self._agents))
 
     async def outcome(self) -> Outcome:
-        """Return the outcome."""
+        """Return the outcome of the episode."""
         found: object = await _awaited("outcome", self._task, self._state.outcome())
         if not isinstance(found, Outcome):
             raise Unfit(
@@ -132,7 +132,7 @@ class DrivenState:
         return self._now("outcome", lambda: _plain(found, self._agents))
 
     async def close(self) -> None:
-        """Close it."""
+        """Close the episode state."""
         await _awaited("close", self._task, self._state.close())
 
     def _now(self, method: str, work: Callable[[], T]) -> T:
@@ -183,9 +183,11 @@ def _plain(outcome: Outcome, agents: Sequence[str]) -> Outcome:
 async def drive(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> DrivenEpisode:
-    """Roll out one episode with the actions that `say` returns. Raises EpisodeError if it fails or does not end.
+    """Roll out one episode with the actions that `say` returns.
 
-    Raises Unfit for a method that is missing, raises, or returns a value of an invalid type.
+    Raises EpisodeError if the episode fails or does not end.
+
+    Raises Unfit if a method is missing, raises an error, or returns a value of an invalid type.
     """
     state = await DrivenState.open(environment, task, agents, seed)
     seen: list[tuple[str, str]] = []
@@ -216,7 +218,7 @@ async def drive(
 async def drive_or_error(
     environment: Environment, task: Task, agents: Sequence[str], say: Speaker, seed: int = 0
 ) -> DrivenEpisode | str:
-    """Roll out one episode, or return the message of its EpisodeError; raise Unfit for other errors."""
+    """Roll out one episode, or return the message of its EpisodeError. Raises Unfit for other errors."""
     try:
         return await drive(environment, task, agents, say, seed)
     except EpisodeError as error:
@@ -224,17 +226,20 @@ async def drive_or_error(
 
 
 def always(text: str) -> Speaker:
-    """Return a speaker that always gives the same message."""
+    """Return a function that returns the same message for every move."""
     return lambda agent, view, move: text
 
 
 def by_agent(speakers: Mapping[str, Speaker], otherwise: Speaker) -> Speaker:
-    """Return a speaker that uses `speakers` for the agents in it and `otherwise` for all other agents."""
+    """Return a function that uses `speakers` for the agents in this mapping, and `otherwise` for all other agents."""
     return lambda agent, view, move: speakers.get(agent, otherwise)(agent, view, move)
 
 
 def scripted(environment: Environment, task: Task, role: str | None = None) -> Speaker:
-    """Return a speaker that follows the environment's script in each agent's own role or in `role`, or says `?` without a script."""
+    """Return a function that follows the scripted expert in each agent's own role, or in `role` if it is given.
+
+    Without a scripted expert, every message is `?`.
+    """
     if not offers(environment, Scripted):
         return always("?")
 

@@ -1,1 +1,1 @@
-"""Evaluations of a team, and the baselines to compare them with."""
+"""Evaluate a team, and compute baselines for comparison."""

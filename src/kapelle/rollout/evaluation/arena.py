@@ -1,8 +1,8 @@
-"""The arena: every player against every other, in every role, on the same deals, and ratings of the results.
+"""The arena: every player plays against every other player in every role on the same deals, and the results are rated.
 
-A *deal* is one task with one seed. All pairs of players play the same deals, each with every assignment of the two players to the
-roles. Turns of one role in one deal are sampled with the same seed (common random numbers). This removes the luck of cards and
-roles from each pair's payoff. Intervals are over deals.
+A *deal* is one task with one seed. All pairs of players play the same deals, and each deal is played with every assignment of the two
+players to the roles. Turns of the same role in the same deal are sampled with the same seed (common random numbers). Common random
+numbers reduce the variance of the payoffs due to cards and roles. Confidence intervals are computed over deals.
 """
 
 from __future__ import annotations
@@ -43,54 +43,56 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DEALS = 20
-"""Minimum number of deals for which rating intervals are computed over deals; with fewer, games count as independent."""
+"""Minimum number of deals for which intervals of ratings are computed over deals. With fewer deals, games are treated as independent."""
 CLOSE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A player of the arena: a team in memory, or a player of the environment."""
+    """A player of the arena, which is either a team in memory or a player of the environment."""
 
     label: str
     team: Team | None = None
-    """One agent for each role, or one for all roles; policies have the engine's names."""
+    """A team with one agent for each role, or with one agent for all roles. The policies of the team have the same names as in the
+    engine."""
     player: str = ""
-    """The environment's own player, if there is no team."""
+    """Name of the environment's player, which is used if there is no team."""
 
 
 Side = Annotated[int, Field(ge=0, le=1)]
-"""A player of a pair."""
+"""Index (0 or 1) of one of the two players of a pair."""
 Payoffs = tuple[FiniteFloat, FiniteFloat]
-"""Mean payoff of one player's roles, and of the other player's roles."""
+"""Mean payoff over the roles of the first player, and mean payoff over the roles of the second player."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encounter:
-    """All games of two players, or of one player in all roles."""
+    """All games between two players, or all games of one player that takes all roles."""
 
     one: str
     other: str
     role_orders: tuple[tuple[Side, ...], ...]
-    """Assignments of the players to the roles: for each role 0 (`one`) or 1 (`other`)."""
+    """Assignments of the two players to the roles. Each assignment contains 0 (player `one`) or 1 (player `other`) for each role."""
     games: tuple[tuple[Payoffs | None, ...], ...]
-    """Deal → assignment → payoffs; None for a failed episode."""
+    """Payoffs of all games, by deal and then by assignment. The payoffs of a failed episode are None."""
     turns: tuple[NonNegativeInt, NonNegativeInt]
-    """Turns of each player."""
+    """Number of turns of each player."""
     invalid: tuple[NonNegativeInt | None, NonNegativeInt | None]
-    """Turns without a legal move; None if the environment does not count them, or if it moves itself."""
+    """Number of turns of each player without a legal move. None if the environment does not count these turns, or if the player belongs
+    to the environment."""
     tokens: tuple[NonNegativeInt, NonNegativeInt]
-    """Tokens that each player sampled."""
+    """Number of tokens that each player sampled."""
     failed: NonNegativeInt = 0
     reason: str = ""
     """The most frequent reason for failed episodes."""
 
     def row(self) -> dict[str, Json]:
-        """Return the encounter as plain JSON."""
+        """Return the encounter as a JSON object."""
         return asdict(self)
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Encounter:
-        """Return the encounter of a `row`; raise ValueError for anything else."""
+        """Return the encounter from a JSON object that `row` returned. Raises ValueError if the object is invalid."""
         try:
             found = TypeAdapter(cls).validate_json(json.dumps(row), strict=True)
         except ValidationError as error:
@@ -102,11 +104,11 @@ class Encounter:
 
     @property
     def deals(self) -> tuple[Payoffs | None, ...]:
-        """Mean payoffs of each deal over its games; None if one of its games failed."""
+        """Mean payoffs of each deal over its games, or None if one of these games failed."""
         return tuple(_mean_over_roles(deal) for deal in self.games)
 
     def counts(self, deal: int | None = None) -> tuple[int, int, int]:
-        """Return how many deals (or only the given one) `one` won, drew and lost over all assignments, as in duplicate bridge."""
+        """Return how many deals (or whether the given deal) `one` won, drew and lost over all assignments, as in duplicate bridge."""
         results = self.deals if deal is None else (_mean_over_roles(self.games[deal]),)
         ahead = [pair[0] - pair[1] for pair in results if pair is not None]
         wins, losses = sum(each > CLOSE for each in ahead), sum(each < -CLOSE for each in ahead)
@@ -121,13 +123,16 @@ def _mean_over_roles(deal: Sequence[Payoffs | None]) -> Payoffs | None:
 
 
 def pairs_of(labels: Sequence[str], environment: Environment) -> list[tuple[str, str]]:
-    """Return all pairs of players, and each player with itself unless the game has a constant sum."""
+    """Return all pairs of different players. If the game does not have a constant sum, also pair each player with itself."""
     pairs = combinations if report_of(environment).constant_sum else combinations_with_replacement
     return list(pairs(labels, 2))
 
 
 def role_orders(roles: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
-    """Return every assignment of two players to the roles in which both have a role; with `alone`, one player has all roles."""
+    """Return every assignment of two players to the roles in which both players have a role.
+
+    With `alone`, one player takes all roles.
+    """
     if alone:
         return ((0,) * roles,)
     return tuple(each for each in product((0, 1), repeat=roles) if len(set(each)) == 2)
@@ -136,7 +141,7 @@ def role_orders(roles: int, *, alone: bool) -> tuple[tuple[int, ...], ...]:
 def assigned_team(
     names: Sequence[str], pair: Sequence[Contestant], assignment: Sequence[int]
 ) -> tuple[Team, Mapping[str, Cast]]:
-    """Return the team of one assignment, and the roles of the environment's own players."""
+    """Return the team of one assignment, and a mapping from roles to the environment's players that take them."""
     roles: dict[str, tuple[Team, str]] = {}
     cast: dict[str, Cast] = {}
     for k, name in enumerate(names):
@@ -156,9 +161,9 @@ async def meet(
     tasks: Sequence[Task],
     seed: int,
 ) -> Encounter:
-    """Play all assignments of all deals at once, so that completions of both players share batches.
+    """Play all assignments of all deals concurrently, so that completions of both players share batches.
 
-    `setup` has the environment, and the engine with the policies of all players; its team is not used.
+    The argument `setup` provides the environment and the engine with the policies of all players. The team in `setup` is not used.
     """
     assignments = role_orders(len(names), alone=pair[0].label == pair[1].label)
     setups: list[RolloutSetup] = []
@@ -215,8 +220,8 @@ async def meet(
 def payoffs(episode: Episode, names: Sequence[str], *, graded: bool) -> dict[str, float]:
     """Return the payoff of each agent in an episode.
 
-    If a question is `graded` and only the answering agents are rewarded, the other agents get the mean of those rewards, because the
-    team shares the payoff.
+    If a question is `graded` and only the agents that answer receive a reward, the other agents receive the mean of these rewards,
+    because the team shares the payoff.
     """
     own = {name: payoff_of(episode, name) for name in names}
     rewards = [own[name] for name in names if name in episode.rewards]
@@ -226,7 +231,10 @@ def payoffs(episode: Episode, names: Sequence[str], *, graded: bool) -> dict[str
 
 
 def payoff_of(episode: Episode, agent: str) -> float:
-    """Return the game's payoff of an agent, without penalties for invalid moves; its return if the environment reports none."""
+    """Return the payoff of an agent as reported by the game, without penalties for invalid moves.
+
+    If the environment does not report payoffs, the result is the return of the agent.
+    """
     returns, slots = episode.info.get("returns"), episode.info.get("seats")
     own = slots.get(agent) if isinstance(slots, Mapping) else None
     if isinstance(returns, Sequence) and isinstance(own, Sequence):
@@ -239,7 +247,7 @@ def payoff_of(episode: Episode, agent: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Payoff:
-    """A mean over deals with its 95 % interval."""
+    """The mean payoff over deals, with its 95 % confidence interval."""
 
     mean: float
     low: float | None
@@ -248,7 +256,7 @@ class Payoff:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Payoff | None:
-        """Return the mean over the values of deals; None if there are none."""
+        """Return the mean over the payoffs of deals, or None if there are no payoffs."""
         if not values:
             return None
         low, high = mean_interval(values) or (None, None)
@@ -257,7 +265,7 @@ class Payoff:
 
 @dataclass(frozen=True)
 class Arena:
-    """The results of all encounters; `print` shows them."""
+    """The results of all encounters. The function `print` shows them as tables."""
 
     environment: str
     seats: int
@@ -265,13 +273,13 @@ class Arena:
     seed: int
     labels: tuple[str, ...]
     players: Mapping[str, Mapping[str, Json]]
-    """Label → its kind, source and step."""
+    """Mapping from the label of each player to its kind, source and step."""
     meetings: Mapping[tuple[str, str], Encounter]
     opposed: bool
     """Whether the game has a constant sum."""
 
     def meeting(self, one: str, other: str) -> Encounter | None:
-        """Return the encounter of two players as (one, other); None without one."""
+        """Return the encounter of two players in the order (one, other), or None if they have not met."""
         found = self.meetings.get((one, other))
         if found is not None or (other, one) not in self.meetings:
             return found
@@ -288,19 +296,19 @@ class Arena:
         )
 
     def payoff(self, one: str, other: str) -> Payoff | None:
-        """Return the payoff of a player against another, over deals and all roles; None without an encounter."""
+        """Return the mean payoff of a player against another player over all deals and roles, or None if they have not met."""
         met = self.meeting(one, other)
         return None if met is None else Payoff.of([pair[0] for pair in met.deals if pair is not None])
 
     def lead(self, one: str, other: str) -> Payoff | None:
-        """Return the difference of the two players' payoffs in their encounter."""
+        """Return the difference between the payoffs of two players in their encounter."""
         met = self.meeting(one, other)
         pairs = [] if met is None else [pair for pair in met.deals if pair is not None]
         return Payoff.of([a - b for a, b in pairs])
 
     @cached_property
     def together(self) -> bool:
-        """Whether all players have equal payoffs in every game; then cross-play is meaningful, but ratings are not."""
+        """Whether all players receive equal payoffs in every game. With equal payoffs, cross-play is meaningful, but ratings are not."""
         pairs = [
             pair for met in self.meetings.values() for deal in met.games for pair in deal if pair is not None
         ]
@@ -308,7 +316,7 @@ class Arena:
 
     @cached_property
     def results(self) -> Results:
-        """Games won, drawn and lost, by the players' positions."""
+        """Number of games won, drawn and lost, by the indices of the players."""
         return self._results(None)
 
     def _results(self, deal: int | None) -> Results:
@@ -323,7 +331,10 @@ class Arena:
 
     @cached_property
     def elo(self) -> Mapping[str, tuple[float, float, float]]:
-        """Rating on Elo's scale with its 95 % interval, by label; empty if all players have equal payoffs or encounters are missing."""
+        """Elo ratings with their 95 % confidence intervals, by label.
+
+        The mapping is empty if all players receive equal payoffs or if encounters are missing.
+        """
         if not self._rated:
             return {}
         deals = [self._results(deal) for deal in range(self.deals)] if self.deals >= DEALS else []
@@ -332,12 +343,12 @@ class Arena:
 
     @property
     def _rated(self) -> bool:
-        """Whether ratings are meaningful: payoffs differ between players, and every pair has results."""
+        """Whether ratings are meaningful, which requires that payoffs differ between players and that every pair has results."""
         pairs = len(self.labels) * (len(self.labels) - 1) // 2
         return not self.together and 0 < pairs == len(self.results)
 
     def _surely_ahead(self, k: int, n: int) -> float:
-        """Return a player's lead over another; 0 if its 95 % interval contains 0."""
+        """Return the difference between the payoffs of two players, or 0 if its 95 % confidence interval contains 0."""
         lead = self.lead(self.labels[k], self.labels[n]) if k != n else None
         if lead is None or lead.low is None or lead.high is None or lead.low <= 0 <= lead.high:
             return 0.0
@@ -345,7 +356,10 @@ class Arena:
 
     @cached_property
     def cycle(self) -> tuple[str, ...]:
-        """A cycle of players in which each significantly (95 %) beats the next, and the last beats the first; empty if there is none."""
+        """A cycle of players in which each player significantly (95 %) beats the next player, and the last player beats the first.
+
+        The result is empty if there is no cycle.
+        """
         places = range(len(self.labels))
         return tuple(
             self.labels[k]
@@ -354,7 +368,10 @@ class Arena:
 
     @cached_property
     def shares(self) -> Mapping[str, Mapping[str, float]]:
-        """`nash_average` and `alpha_rank` of each player, by label; empty if `elo` is, or if the packages are missing."""
+        """The values `nash_average` and `alpha_rank` of each player, by label.
+
+        The mapping is empty if `elo` is empty or if the required packages are missing.
+        """
         if not self._rated or not _installed("scipy"):
             return {}
         places = range(len(self.labels))
@@ -367,17 +384,20 @@ class Arena:
         }
 
     def self_play(self, label: str) -> Payoff | None:
-        """Return the payoff of a player with itself in all roles."""
+        """Return the mean payoff of a player that plays all roles."""
         return self.payoff(label, label)
 
     def cross_play(self, label: str) -> Payoff | None:
-        """Return the payoff of a player with the other players, averaged over them in each deal."""
+        """Return the mean payoff of a player when it plays with the other players, averaged over these players in each deal."""
         own = [self.meeting(label, other) for other in self.labels if other != label]
         return Payoff.of(list(_by_deal([met for met in own if met is not None]).values()))
 
     @cached_property
     def gap(self) -> Payoff | None:
-        """Mean self-play minus mean cross-play, over deals: the gain from conventions that other players do not share."""
+        """Mean payoff in self-play minus mean payoff in cross-play, over deals.
+
+        The gap is the gain from conventions that other players do not share.
+        """
         alone = [met for one, other in self.meetings if one == other and (met := self.meeting(one, other))]
         mixed = [met for one, other in self.meetings if one != other and (met := self.meeting(one, other))]
         if not (self.together and alone and mixed):
@@ -386,12 +406,12 @@ class Arena:
         return Payoff.of([own[deal] - others[deal] for deal in own if deal in others])
 
     def invalid(self, label: str) -> float | None:
-        """Return the share of a player's turns without a legal move; None if the environment does not count them."""
+        """Return the share of a player's turns without a legal move, or None if the environment does not count these turns."""
         wrong, turns = self._invalid(label)
         return wrong / turns if turns else None
 
     def _invalid(self, label: str) -> tuple[int, int]:
-        """Return how many of a player's turns had no legal move, and how many turns were checked."""
+        """Return the number of a player's turns without a legal move, and the number of its turns that were checked."""
         turns = wrong = 0
         for (one, other), met in self.meetings.items():
             for side, player in enumerate((one, other)):
@@ -402,17 +422,17 @@ class Arena:
 
     @property
     def failed(self) -> int:
-        """Episodes that ended in an error."""
+        """Number of episodes that ended with an error."""
         return sum(met.failed for met in self.meetings.values())
 
     @property
     def reasons(self) -> list[str]:
-        """For each encounter with failed episodes, the most frequent reason."""
+        """The most frequent reason for failures in each encounter with failed episodes."""
         return sorted({met.reason for met in self.meetings.values() if met.reason})
 
     @property
     def ranked(self) -> tuple[str, ...]:
-        """Labels, best first: by rating, or by cross-play if all players have equal payoffs."""
+        """Labels of the players, best first: sorted by rating, or by cross-play if all players receive equal payoffs."""
 
         def place(label: str) -> float:
             if self.elo:
@@ -423,11 +443,11 @@ class Arena:
         return tuple(sorted(self.labels, key=place))
 
     def __str__(self) -> str:
-        """Return the players in order, the matrix of payoffs, and the values that follow from both."""
+        """Return tables of the ranked players, the payoff matrix and the values that are computed from them."""
         return "\n".join(lines(self))
 
     def row(self) -> dict[str, Json]:
-        """Return the results as plain JSON; payoffs by the row's player, then the column's."""
+        """Return the results as a JSON object. Payoffs are keyed by the player of the row and then by the player of the column."""
 
         def interval(rated: Mapping[str, tuple[float, float, float]], label: str) -> Json:
             if label not in rated:
@@ -502,13 +522,13 @@ def _by_deal(meetings: Sequence[Encounter]) -> dict[int, float]:
 # -------- The result as text for people
 
 NAMES = 40
-"""Maximum characters of a player's name."""
+"""Maximum number of characters of a player's name."""
 WIDE = 12
-"""Maximum number of players for which the table of payoffs shows intervals."""
+"""Maximum number of players for which the payoff table contains confidence intervals."""
 
 
 def lines(result: Arena) -> list[str]:
-    """Return the result as text: the players in order, the matrix of payoffs, and the values that follow from both."""
+    """Return the result as lines of text: the ranked players, the payoff matrix and the values that are computed from them."""
     found = [
         f"{result.environment}: {result.deals} deals, every pair in every assignment of {result.seats} roles",
         "",
@@ -574,7 +594,7 @@ def _matrix(result: Arena) -> list[str]:
 
 
 def _short(label: str) -> str:
-    """Return a name for the tables; rich reads square brackets as markup."""
+    """Return a shortened name for the tables. Square brackets are escaped, because the package rich reads them as markup."""
     from rich.markup import escape
 
     return escape(label if len(label) <= NAMES else f"{label[: NAMES // 2]}…{label[1 - NAMES // 2 :]}")

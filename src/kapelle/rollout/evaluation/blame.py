@@ -1,19 +1,20 @@
-"""Blame: the probability of success before and after every turn, estimated by continuations.
+"""Blame: estimate the probability of success before and after every turn by continuing episodes.
 
-An episode is continued from each of its moments (`rollout.interventions.continue_forks`): earlier turns are replayed in a new environment,
-and everything after them is sampled with the measured weights. The mean success of these continuations is the probability of success
-at that moment,
+An episode is continued from each of its moments (`rollout.interventions.continue_forks`): earlier turns are replayed in a new episode
+state, and all later turns are sampled with the evaluated weights. The mean success of these continuations is the estimated
+probability of success at this moment:
 
-    before turn t: this turn and all later ones are resampled; other turns of the moment are replayed
-    after turn t:  all turns of this turn's moment are replayed; after the last moment it is the episode's own outcome
-    drop of turn t = before − after
+    Before turn t: Turn t and all later turns are resampled, and the other turns of the same moment are replayed.
+    After turn t:  All turns of the moment of turn t are replayed. After the last moment, the outcome of the episode is used.
+    The drop of turn t is the probability before the turn minus the probability after the turn.
 
-The probability after one moment equals the probability before the next, so each moment is estimated once. If no two agents act at once,
-the drops of an episode sum to the probability at its beginning minus its outcome. Over all episodes the mean drop of every turn is 0,
-because a drop in failed episodes is balanced by a gain in solved ones. So drops compare agents only on failed episodes; solved episodes
-are measured too.
+The probability after one moment equals the probability before the next moment, so each moment is estimated only once. If agents never
+act simultaneously, the drops of an episode sum to the probability at its beginning minus its outcome. Over all episodes, the mean
+drop of every turn is 0, because a drop in failed episodes is balanced by a gain in solved episodes. Drops should therefore be used to
+compare agents only on failed episodes; solved episodes are measured as well.
 
-Continuations use the sampling of training, even for greedy episodes. The n-th continuations of one moment share their seed.
+Continuations use the sampling settings of training, even if the episodes were sampled greedily. The n-th continuations of one moment
+use the same seed.
 """
 
 from __future__ import annotations
@@ -52,22 +53,22 @@ from kapelle.runtime.event_loop import run_async
 from kapelle.types import Episode, Group, Turn
 
 AT_ONCE = 512
-"""Approximate number of continuations that are rolled out at once; the results of their episodes are saved together."""
+"""Approximate number of continuations that are rolled out concurrently. The results of their episodes are saved together."""
 ALTERNATIVES = 8
-"""Maximum number of alternative completions that are kept for a turn."""
+"""Maximum number of alternative completions that are stored for a turn."""
 LONGEST = 4000
-"""Maximum number of characters that are kept of a text."""
+"""Maximum number of characters of a text that are stored."""
 SAY_EVERY = 5.0
-"""Seconds between two reports of the progress."""
+"""Time in seconds between two reports of the progress."""
 
 Key = tuple[int, int | None]
-"""Index of the first turn of a moment, and of the only turn that is resampled; None for the whole moment."""
+"""Index of the first turn of a moment, and index of the only turn that is resampled, or None if all turns of the moment are resampled."""
 
 
 def check_repeatable(environment: Environment) -> None:
     """Raise ConfigError if the episodes of an environment cannot be replayed.
 
-    External programs are allowed, because many repeat exactly, and differences show in their prompts.
+    External programs are allowed, because many of them repeat exactly, and differences can be detected in their prompts.
     """
     alive = report_of(environment).alive
     if alive and not offers(environment, DrivenByPrograms):
@@ -83,9 +84,10 @@ def check_repeatable(environment: Environment) -> None:
 
 
 def choose_episodes(groups: Sequence[Group], most: int) -> list[tuple[int, Episode]]:
-    """Return the first `most` unsolved episodes and as many solved ones, each with its place in its group.
+    """Return the first `most` unsolved episodes and the same number of solved episodes, each with its index in its group.
 
-    Episodes with an error or without a score are excluded. Raises ConfigError if all are solved or none is scored.
+    Episodes with an error or without a score are excluded. Raises ConfigError if all episodes are solved or if no episode has a
+    score.
     """
     scored = [
         (k, episode)
@@ -112,7 +114,10 @@ def choose_episodes(groups: Sequence[Group], most: int) -> list[tuple[int, Episo
 
 
 def moments_of(turns: Sequence[Turn]) -> list[range]:
-    """Return the moments of an episode: successive turns of different agents with the same `Turn.completed_before`."""
+    """Return the moments of an episode.
+
+    A moment consists of successive turns of different agents with the same `Turn.completed_before`.
+    """
     starts: list[int] = []
     speakers: set[str] = set()
     for k, turn in enumerate(turns):
@@ -124,10 +129,11 @@ def moments_of(turns: Sequence[Turn]) -> list[range]:
 
 
 def forks_of(episode: Episode, sample: int, seed: int) -> dict[Key, Fork]:
-    """Return the forks of an episode: for each moment, one that resamples all of it, and one for each turn that resamples only that turn.
+    """Return the forks of an episode at each of its moments.
 
-    All later turns are resampled, even if their prompts were fixed earlier. So the probability after one moment equals the probability
-    before the next one.
+    For each moment, there is one fork in which all turns of the moment are resampled, and one fork for each turn in which only this
+    turn is resampled. All later turns are always resampled, even if their prompts were created earlier. Therefore, the probability
+    after one moment equals the probability before the next moment.
     """
     found: dict[Key, Fork] = {}
     for moment in moments_of(episode.turns):
@@ -147,10 +153,11 @@ def measure_blame(
     file: BlameFile | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Blame:
-    """Return the probability of success around each turn of these episodes; each is given with its place in its group.
+    """Estimate the probability of success before and after each turn of the chosen episodes.
 
-    `measured` has the settings (`samples`, `seed`, …). Results in `file` are reused, and new results are appended to it. `say` receives
-    the expected cost and the progress. Raises EpisodeError if no episode can be replayed exactly.
+    Each chosen episode is given with its index in its group. The argument `measured` contains the settings (`samples`, `seed`, …).
+    Results in `file` are reused, and new results are appended to the file. The function `say` receives messages about the expected
+    cost and the progress. Raises EpisodeError if no episode can be replayed exactly.
     """
     check_repeatable(setup.environment)
     samples, seed = int(measured["samples"]), int(measured["seed"])
@@ -220,7 +227,7 @@ def measure_blame(
 
 
 def _batches(counts: Mapping[int, int]) -> Iterator[list[int]]:
-    """Yield places of episodes with about `AT_ONCE` continuations together."""
+    """Yield batches of episode indices, so that each batch has about `AT_ONCE` continuations."""
     batch: list[int] = []
     size = 0
     for place, count in counts.items():
@@ -236,7 +243,7 @@ def _batches(counts: Mapping[int, int]) -> Iterator[list[int]]:
 def _summed(
     key: tuple[str, int, int, str], episode: Episode, became: Mapping[Key, ContinuedFork]
 ) -> BlamedEpisode:
-    """Return the probabilities around an episode's turns from its continuations."""
+    """Return the probabilities before and after the turns of an episode, computed from its continuations."""
     successes = {
         which: [each.success for each in found.valid if each.success is not None]
         for which, found in became.items()
@@ -285,7 +292,7 @@ def _summed(
 
 
 def _instead(continuations: Sequence[Episode], which: tuple[str, int]) -> tuple[SampledInstead, ...]:
-    """Return the completions of the agent's turn of this number in these continuations, most frequent first."""
+    """Return the completions of the agent's turn with this number in these continuations, most frequent first."""
     ended: dict[str, list[float | None]] = {}
     for each in continuations:
         turn = dict(numbered(each.turns)).get(which)

@@ -1,4 +1,4 @@
-"""Evaluations: the team's success with an interval, each agent's return, and baselines with the same number of tokens."""
+"""Evaluate a team: its success with a confidence interval, each agent's return, and baselines with the same number of tokens."""
 
 from __future__ import annotations
 
@@ -24,76 +24,77 @@ from kapelle.workflows.solo import Solo
 from kapelle.workflows.vote import majority
 
 Returns = Callable[[Episode], Mapping[str, float]]
-"""The return of each agent in an episode."""
+"""Function that returns the return of each agent in an episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long an agent's completions are, in tokens; for an endpoint, as counted by its server."""
+    """Statistics of the lengths of an agent's completions in tokens. For an endpoint, the server counts the tokens."""
 
     answers: int
     mean: float
     median: float
     p95: int
-    """95th percentile."""
+    """The 95th percentile of the length of completions."""
     longest: int
     cut: float
-    """Share of the completions that ended at a token limit."""
+    """Share of completions that ended because they reached a token limit."""
     read: float
-    """Mean length of the prompts."""
+    """Mean length of the prompts in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Results on held-out problems; `print` shows the success rate."""
+    """Results of an evaluation on held-out problems. The function `print` shows the success rate."""
 
     problems: int
-    """Number of problems, each with one episode or `samples`."""
+    """Number of problems, each of which has one episode or `samples` episodes."""
     success: float | None
-    """Mean team score over the `scored` problems: the share of solved ones if scores are 0 or 1 (pass@1)."""
+    """Mean score of the team over the `scored` problems. If scores are 0 or 1, this is the share of solved problems (pass@1)."""
     interval: tuple[float, float] | None
-    """95 %: Wilson's for shares, Student's t for graded scores."""
+    """The 95 % confidence interval of the success: the Wilson interval for shares, and Student's t interval for other scores."""
     reward: Mapping[str, float]
-    """Mean undiscounted return of each agent over the scored episodes in which it acted; an agent without any is absent."""
+    """Mean undiscounted return of each agent over the scored episodes in which it acted. Agents that never acted are absent."""
     tokens: float
-    """Mean completion tokens of the team per episode."""
+    """Mean number of completion tokens of the team per episode."""
     failed: int
-    """Episodes that ended in an error; every mean excludes them."""
+    """Number of episodes that ended with an error. All means exclude these episodes."""
     scored: int = 0
-    """Episodes with a team score."""
+    """Number of episodes with a team score."""
     reason: str = ""
     """The most frequent reason why episodes failed or were not scored."""
     parts: Mapping[str, MeanScore] = field(default_factory=dict)
-    """Additional rates by name: `seen` and `not seen` for every boolean in `info`; `pass@4` with several episodes per problem (`at_k`);
-    `aime` and `aime pass@4` for a set of `evaluation.sets`."""
+    """Additional success rates by name: `seen` and `not seen` for every boolean value in `info`, `pass@4` if there are several episodes
+    per problem (`at_k`), and `aime` and `aime pass@4` for a set in `evaluation.sets`."""
     part_reward: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Part of a mixture → mean undiscounted return of each agent in it."""
+    """Mapping from each part of a mixture to the mean undiscounted returns of the agents in this part."""
     info: Mapping[str, float] = field(default_factory=dict)
-    """Mean of each number in `Outcome.info`, by `name/agent` for a mapping of agents."""
+    """Mean of each number in `Outcome.info`. The key is `name/agent` if the value in `info` is a mapping from agents to numbers."""
     reward_functions: Mapping[str, float] = field(default_factory=dict)
-    """Mean value of each reward function or judge of `rewarded`, before its weight, by its metric name."""
+    """Mean value of each reward function or judge of `rewarded` before it is weighted, by the name of its metric."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of episodes in each of these means: `info/NAME` and `reward_function/NAME`."""
+    """Number of episodes over which each of these means was computed, with the keys `info/NAME` and `reward_function/NAME`."""
     games: bool = False
-    """True if no task has a question: the score is then the share of the maximum reward."""
+    """Whether no task has a question, in which case the score is the share of the maximum reward."""
     fewer: str = ""
-    """Why fewer problems were evaluated than requested (`Rate.fewer`); empty if no problem is missing."""
+    """Reason why fewer problems than requested were evaluated (`Rate.fewer`); empty if no problem is missing."""
     groups: tuple[Group, ...] = field(default=(), repr=False)
-    """The episodes."""
+    """The evaluated episodes in groups."""
     verifier: Mapping[str, Any] | None = None
-    """How well the verifier that the run trains judges answers (`training.held_out.Judgement`); the team is not trained then."""
+    """How well the verifier that the run trains judges answers (`training.held_out.Judgement`). When a verifier is trained, the team is
+    not trained."""
     judged: Mapping[str, Any] | None = None
-    """How well the verifier that rewards the team judges these episodes (`training.held_out.Judgement`)."""
+    """How well the verifier that computes the team's rewards judges these episodes (`training.held_out.Judgement`)."""
     stderr: float | None = None
-    """Standard error of `success` over problems; None for fewer than two scored problems."""
+    """Standard error of `success` over problems, or None if there are fewer than two scored problems."""
     lengths: Mapping[str, Lengths] = field(default_factory=dict)
-    """How long each agent's completions are."""
+    """Statistics of the lengths of each agent's completions."""
     cost: float | None = None
-    """Mean cost of an episode by `evaluation.prices`; None without prices."""
+    """Mean cost of an episode, computed from `evaluation.prices`, or None if no prices are given."""
 
     @property
     def rate(self) -> MeanScore:
-        """The team's success with the number of scored problems."""
+        """The success rate of the team and the number of scored problems."""
         return MeanScore(
             self.success,
             self.interval,
@@ -106,7 +107,7 @@ class Evaluation:
         )
 
     def __str__(self) -> str:
-        """Return the success rate, or each agent's mean return in games without one."""
+        """Return the success rate, or the mean return of each agent for games without a success rate."""
         if self.success is not None or not self.reward:
             return str(self.rate)
         returns = ", ".join(f"{agent} {value:.3f}" for agent, value in self.reward.items())
@@ -114,7 +115,7 @@ class Evaluation:
         return f"return {returns}, played {self.problems - self.failed} of {self.problems}{missing}"
 
     def _repr_html_(self) -> str:
-        """Return the result as a table, for notebooks."""
+        """Return the results as a table for notebooks."""
         parts = [(name, str(part)) for name, part in self.parts.items()]
         returns = [(f"return of {agent}", f"{value:.4g}") for agent, value in self.reward.items()]
         return as_table(
@@ -122,7 +123,7 @@ class Evaluation:
         )
 
     def row(self) -> dict[str, Any]:
-        """Return the numbers as plain JSON."""
+        """Return the results as a JSON object."""
         row: dict[str, Any] = {
             "problems": self.problems,
             "success": self.success,
@@ -159,7 +160,7 @@ class Evaluation:
         return row | {name: value for name, value in optional.items() if value}
 
     def scalars(self) -> dict[str, float]:
-        """Return every number under its own name, for trackers."""
+        """Return every number of the results by name, for experiment trackers."""
         row = {"problems": self.problems, "scored": self.scored, "failed": self.failed, "tokens": self.tokens}
         found = {name: float(value) for name, value in row.items()}
         if self.success is not None:
@@ -185,9 +186,9 @@ class Evaluation:
 
 
 def why_fewer(environment: Environment, split: Split, requested: int, found: int) -> str:
-    """Return why `choose_tasks` found fewer tasks than requested; empty if it found all.
+    """Return the reason why `choose_tasks` found fewer tasks than requested, or an empty string if it found all tasks.
 
-    The requested number is omitted if it is the default, which the user did not choose.
+    If the requested number is the default, which the user did not choose, the message does not contain the number.
     """
     if found >= requested:
         return ""
@@ -200,7 +201,7 @@ def why_fewer(environment: Environment, split: Split, requested: int, found: int
 
 
 def greedy_setup(setup: RolloutSetup) -> RolloutSetup:
-    """Return the same rollout setup with greedy sampling for every agent."""
+    """Return a copy of the rollout setup with greedy decoding for every agent."""
     return replace(
         setup,
         sampling={
@@ -211,7 +212,7 @@ def greedy_setup(setup: RolloutSetup) -> RolloutSetup:
 
 
 def decoded(setup: RolloutSetup, settings: EvaluationConfig) -> RolloutSetup:
-    """Return the same rollout setup with the sampling of evaluations."""
+    """Return a copy of the rollout setup with the sampling settings of evaluations."""
     own = {
         "temperature": 0.0 if settings.always_greedy else settings.temperature,
         "top_p": settings.top_p,
@@ -230,7 +231,10 @@ def decoded(setup: RolloutSetup, settings: EvaluationConfig) -> RolloutSetup:
 def evaluate_shared(
     setup: RolloutSetup, tasks: Sequence[Task], seed: int, returns: Returns = own_returns, samples: int = 1
 ) -> Evaluation:
-    """Roll out each task `samples` times, with the tasks divided among the ranks, and summarise; `returns` shares the team's reward."""
+    """Roll out each task `samples` times, with the tasks divided among the ranks, and return a summary.
+
+    The function `returns` shares the team's reward.
+    """
     seed = derive_seed(seed, "evaluation")
     groups = shared_rollout(setup, tasks, samples, seed)
     setup.engine.release_caches()
@@ -248,10 +252,10 @@ def evaluate_held_out(
     returns: Returns = own_returns,
     fits: Callable[[Task], bool] | None = None,
 ) -> Evaluation:
-    """Roll out `problems` tasks of the environment's test split and of each additional set, and summarise.
+    """Roll out `problems` tasks of the environment's test split and of each additional set, and return a summary.
 
-    The rates of a set are part of the result under the set's name, which is also the `part` of its tasks. Tasks for which `fits`
-    returns False are excluded.
+    The result contains the rates of each additional set under the name of the set, which is also the `part` of its tasks. Tasks for
+    which `fits` returns False are excluded.
     """
     tasks = choose_tasks(setup.environment, "test", problems, fits=fits)
     result = evaluate_shared(decoded(setup, settings), tasks, seed, returns, settings.samples)
@@ -272,7 +276,7 @@ def evaluate_held_out(
 
 
 def lengths_of(groups: Sequence[Group]) -> dict[str, Lengths]:
-    """Return how long each agent's completions are in valid episodes."""
+    """Return statistics of the lengths of each agent's completions in valid episodes."""
     turns: dict[str, list[Turn]] = {}
     for group in groups:
         for episode in group.valid:
@@ -295,12 +299,15 @@ def lengths_of(groups: Sequence[Group]) -> dict[str, Lengths]:
 
 
 def tokens_of(turn: Turn) -> tuple[int, int]:
-    """Return the prompt and completion tokens of a turn, by the server's count if it gave one."""
+    """Return the numbers of prompt tokens and completion tokens of a turn, as counted by the server if the server reported them."""
     return turn.usage or (len(turn.prompt_ids), len(turn.completion_ids))
 
 
 def cost_of(groups: Sequence[Group], prices: Mapping[str, tuple[float, float]]) -> float:
-    """Return the mean cost of an episode, including failed ones, by prices per million tokens (`evaluation.prices`)."""
+    """Return the mean cost of an episode, including failed episodes.
+
+    The argument `prices` contains prices per million tokens (`evaluation.prices`).
+    """
     free = prices.get("default", (0.0, 0.0))
     episodes = [episode for group in groups for episode in group.episodes]
     spent = 0.0
@@ -311,11 +318,11 @@ def cost_of(groups: Sequence[Group], prices: Mapping[str, tuple[float, float]]) 
 
 
 def at_k(groups: Sequence[Group], samples: int, environment: Environment, seed: int) -> dict[str, MeanScore]:
-    """Return avg@k, pass@j (for j = k and powers of two up to k), and maj@k of groups of k = `samples` episodes.
+    """Return avg@k, maj@k and pass@j (for j = k and all powers of two up to k) of groups of k = `samples` episodes.
 
-    pass@j is the probability that one of j answers solves the problem. Its unbiased estimate from c solved of n scored answers is
-    1 − C(n − c, j) / C(n, j) (2107.03374 §2.1); problems with n < j are excluded. Intervals are over problems, because answers to
-    one problem are not independent.
+    The metric pass@j is the probability that at least one of j answers solves the problem. If c of n scored answers are correct, the
+    unbiased estimate of pass@j is 1 − C(n − c, j) / C(n, j) (arXiv:2107.03374, section 2.1). Problems with n < j are excluded.
+    Confidence intervals are computed over problems, because answers to the same problem are not independent.
     """
     scores = [[e.success for e in group.valid if e.success is not None] for group in groups]
     failed = sum(not group.valid for group in groups)
@@ -332,9 +339,9 @@ def at_k(groups: Sequence[Group], samples: int, environment: Environment, seed: 
 
 
 def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evaluation:
-    """Return the summary of groups; every mean excludes failed and unscored episodes.
+    """Return a summary of groups. All means exclude failed episodes and episodes without a score.
 
-    With several episodes per task, the success is the mean over tasks of the mean over their episodes.
+    If there are several episodes per task, the success is first averaged over the episodes of each task and then over tasks.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     scores = [
@@ -399,12 +406,12 @@ def summarise(groups: Sequence[Group], returns: Returns = own_returns) -> Evalua
 
 
 def own_scores(groups: Sequence[Group]) -> dict[str, MeanScore]:
-    """Return the mean of each agent's own terminal rewards as metrics `reward/<agent>`; agents without such rewards are absent."""
+    """Return the mean of each agent's own terminal rewards as metrics `reward/<agent>`. Agents without such rewards are absent."""
     return _own(groups, lambda episode, agent: episode.rewards.get(agent, 0.0))
 
 
 def own_totals(groups: Sequence[Group]) -> dict[str, MeanScore]:
-    """Return the same metrics for all rewards of an episode, for games that reward turns."""
+    """Return the mean of all rewards of each agent in an episode as metrics `reward/<agent>`, for games that reward turns."""
     return _own(groups, lambda episode, agent: episode.total(agent))
 
 
@@ -420,7 +427,7 @@ def _own(groups: Sequence[Group], earned: Callable[[Episode, str], float]) -> di
 
 
 def verifier_metrics(groups: Sequence[Group], score: Mapping[TurnKey, float]) -> dict[str, float]:
-    """Return `verifier_score/<agent>`, the mean score of its turns, and `verifier_auc` against the environment's grades."""
+    """Return `verifier_score/<agent>` (mean score of the agent's turns) and `verifier_auc` (against the environment's grades)."""
     by_agent: dict[str, list[float]] = {}
     judged: list[tuple[float, bool]] = []
     for key, turn in turns_of(groups, trained_only=False):
@@ -442,22 +449,23 @@ def verifier_metrics(groups: Sequence[Group], score: Mapping[TurnKey, float]) ->
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A baseline with the team's number of tokens."""
+    """A baseline that uses the same number of tokens as the team."""
 
     agents: tuple[str, ...]
-    """The agent that answers alone; several names for agents with equal weights, system messages and sampling."""
+    """Name of the agent that answers alone. If several agents have the same weights, system message and sampling settings, all of their
+    names are listed."""
     answers: int
-    """Answers per problem; if there are several, the majority answer counts."""
+    """Number of answers per problem. If there are several answers, the majority answer is scored."""
     result: Evaluation
-    """`result.tokens` counts the tokens of all answers."""
+    """Results of the baseline, in which `result.tokens` counts the tokens of all answers."""
     failed_answers: int = 0
-    """Answers that ended in an error and had no vote."""
+    """Number of answers that ended with an error and therefore had no vote."""
 
 
 def soloists(setup: RolloutSetup) -> list[tuple[str, ...]]:
-    """Return the agents that can answer alone, with equal agents grouped; empty for games.
+    """Return the agents that can answer alone, with equal agents in groups. The result is empty for games.
 
-    Agents of endpoints are excluded, because their tokens cannot be counted.
+    Agents that use endpoints are excluded, because their tokens cannot be counted.
     """
     if not has_comparable_answers(setup.environment):
         return []
@@ -474,9 +482,11 @@ def soloists(setup: RolloutSetup) -> list[tuple[str, ...]]:
 async def compute_matched(
     setup: RolloutSetup, tasks: Sequence[Task], tokens: float, seed: int
 ) -> list[Baseline]:
-    """Return the baseline of every agent alone, then every vote of at least two answers, at `tokens` per problem.
+    """Return baselines that use `tokens` completion tokens per problem.
 
-    A single answer has the team's sampling in `setup`. `seed` breaks ties in a vote. A team of one agent has no baseline.
+    There is one baseline for a single answer of each agent, and one baseline for each vote of at least two answers. A single answer
+    is sampled with the team's sampling settings in `setup`. Ties in a vote are broken with `seed`. If the team has only one agent,
+    the result is empty.
     """
     found: list[Baseline] = []
     votes: list[Baseline] = []
@@ -493,7 +503,7 @@ async def compute_matched(
 async def answer_alone(
     setup: RolloutSetup, tasks: Sequence[Task], agent: str, tokens: float, seed: int
 ) -> Evaluation:
-    """Let one agent answer every task with at most `tokens` completion tokens."""
+    """Let one agent answer every task with at most `tokens` completion tokens, and return the results."""
     limit = max(1, round(tokens))
     sampling = replace(setup.sampling_of(setup.team[agent]), max_tokens=limit)
     groups = await rollout(_alone(setup, agent, sampling), tasks, 1, derive_seed(seed, "alone", agent))
@@ -505,7 +515,8 @@ async def vote(
 ) -> Evaluation:
     """Let one agent answer every task `answers` times at temperature 1 and score the majority answer.
 
-    The answers share `tokens` equally. Failed answers have no vote; a problem fails if all its answers fail.
+    The number of `tokens` is divided equally among the answers. Failed answers have no vote. A problem fails if all of its answers
+    fail.
     """
     return (await _vote(setup, tasks, agent, tokens, answers, seed))[0]
 
@@ -525,9 +536,9 @@ async def _vote(
 
 
 def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
-    """Return the episode of a group whose answer (`Episode.answer`) is the most frequent among its valid episodes.
+    """Return an episode of a group whose answer (`Episode.answer`) is the most frequent answer among the valid episodes.
 
-    Answers are equal if `Answerable.extract` returns the same string; `seed` and the task break ties.
+    Answers are equal if `Answerable.extract` returns the same string for them. Ties are broken with `seed` and the task.
     """
     assert offers(environment, Answerable), "a vote needs answers that can be compared"
     voters = group.valid
@@ -540,7 +551,7 @@ def chosen_by_majority(environment: object, group: Group, seed: int) -> Episode:
 
 
 def _alone(setup: RolloutSetup, agent: str, sampling: Sampling) -> RolloutSetup:
-    """Return the same rollout setup with one agent, which reads only the question."""
+    """Return a copy of the rollout setup with only one agent, which reads only the question."""
     solver = replace(setup.team[agent], prompt="{question}")
     policy = setup.team.policy(agent)
     team = Team.alone(solver, policy, setup.team.bases)

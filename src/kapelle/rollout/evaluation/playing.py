@@ -1,4 +1,4 @@
-"""A team without training: settings and weights to evaluate, chat or collect with."""
+"""Prepare a team without training, so that it can be evaluated, used in a chat or used to collect episodes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kapelle.setup.servers import check_endpoints
 from kapelle.setup.team_builder import agent_configs
 
 MAX_TOKENS = 512
-"""Default token limit for completions of a model that acts alone in an environment."""
+"""Default maximum number of completion tokens of a model that acts alone in an environment."""
 
 ALONE = {"tools": "tool_use"}
-"""Environments in which a single agent uses a workflow other than `solo` or `parallel`."""
+"""Mapping from environments to the workflow of a single agent, if it is neither `solo` nor `parallel`."""
 
 
 def model_config(
@@ -32,11 +32,12 @@ def model_config(
     real: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> RunConfig:
-    """Return the settings of a model that acts alone in an environment, or as all agents of a recipe's team.
+    """Return the settings for a model that acts alone in an environment, or that acts for all agents of a recipe's team.
 
-    `model` is a model, or the folder of a PEFT adapter for every agent on the base that it names. `environment` is the name of an
-    environment (built in, or `module:Class`) or of a recipe. A recipe's agents, except endpoints, use the model without warm-up. `real`
-    selects a recipe's values for a pretrained model; `report` receives a line for each value that does not suit this model.
+    The argument `model` is a model, or the folder of a PEFT adapter, which all agents use with the base model of this adapter. The
+    argument `environment` is the name of an environment (built in or `module:Class`) or of a recipe. The agents of a recipe, except
+    endpoints, use the model without warm-up. With `real`, the values of the recipe for pretrained models are used. The function
+    `report` receives a message for each value that is not suitable for this model.
     """
     path, adapter = named_base(model, settings)
     if names_environment(environment):
@@ -71,9 +72,10 @@ def model_config(
 
 
 def named_base(model: str, settings: tuple[str, ...] = ()) -> tuple[str, str | None]:
-    """Return the path of a base model, and the folder of the PEFT adapter if `model` is one, else None.
+    """Return the path of the base model, and the folder of the PEFT adapter or None if `model` is not an adapter.
 
-    The adapter's `adapter_config.json` or a setting `model.path=…` specifies the base. Raises ModelError if the base is unknown.
+    The base model of an adapter is specified by its `adapter_config.json` or by a setting `model.path=…`. Raises ModelError if the
+    base model is unknown.
     """
     given = [word.partition("=")[2] for word in settings if word.startswith("model.path=")]
     if given and (Path(model) / "adapter_config.json").is_file():
@@ -82,7 +84,7 @@ def named_base(model: str, settings: tuple[str, ...] = ()) -> tuple[str, str | N
 
 
 def _acting_with(adapter: str | None, config: RunConfig) -> RunConfig:
-    """Return the settings with an adapter for every agent except endpoints."""
+    """Return a copy of the settings in which every agent, except endpoints, uses an adapter."""
     if adapter is None:
         return config
     agents = tuple(
@@ -95,7 +97,10 @@ def _acting_with(adapter: str | None, config: RunConfig) -> RunConfig:
 
 
 def open_rollout_setup(config: RunConfig) -> RolloutSetup:
-    """Check the settings, load the models and return the team's rollout setup; raise the errors of `errors.py`."""
+    """Check the settings, load the models, and return the rollout setup of the team.
+
+    Raises the errors of `errors.py`.
+    """
     from kapelle.setup.model_loading import build_engine, load_weights
 
     prepared = prepare(without_features(config), training=False)

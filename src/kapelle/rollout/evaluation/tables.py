@@ -1,4 +1,4 @@
-"""Results of evaluations in standard forms: lm-eval's table, and the Hub's `model-index`."""
+"""Format the results of evaluations as the table of lm-eval or as the `model-index` of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from kapelle.runs.findings import measured
 from kapelle.runs.model_card import eval_results
 
 FORMS = ("lm-eval", "hub")
-"""Names of the forms that `kapelle eval --table` accepts."""
+"""Names of the formats that `kapelle eval --table` accepts."""
 
 
 def table_of(form: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows of `kapelle eval --json` in one of `FORMS`."""
+    """Return rows of `kapelle eval --json` in one of the formats in `FORMS`."""
     assert form in FORMS, f"a form is one of {FORMS}"
     return lm_eval_table(rows) if form == "lm-eval" else hub_index(rows)
 
 
 def lm_eval_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the Markdown table that `lm_eval` prints."""
+    """Return the results as a Markdown table in the format of `lm_eval`."""
     head = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")
     lines = []
     for row in rows:
@@ -49,7 +49,7 @@ def lm_eval_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def hub_index(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the results as the front matter of a model card (`model-index`), which the Hub shows."""
+    """Return the results as the front matter of a model card (`model-index`), which the Hugging Face Hub displays."""
     import yaml
     from huggingface_hub.repocard_data import eval_results_to_model_index
 

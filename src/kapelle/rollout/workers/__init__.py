@@ -1,1 +1,1 @@
-"""Episode states in separate processes: a pool of workers, and the messages between them and this process."""
+"""Run episode states in separate processes, with a pool of workers that exchange messages with this process."""

@@ -1,4 +1,4 @@
-"""Processes for environments (`episode.environment_workers`), and this process's view of an episode state in one of them."""
+"""Manage worker processes for environments (`episode.environment_workers`), and access the episode states in these processes."""
 
 from __future__ import annotations
 
@@ -36,56 +36,59 @@ from kapelle.types import Task
 # `server.py` contains the other side.
 
 SERVER = "kapelle.rollout.workers.server"
-"""Module of the other process."""
+"""Name of the module that the worker process runs."""
 LOOK = 0.5
-"""Seconds between two checks of the workers."""
+"""Time in seconds between two checks of the workers."""
 CLOSING = 7.0
-"""Seconds in which a worker closes its episode states and ends; see `server.LEAVING`."""
+"""Maximum time in seconds for a worker to close its episode states and exit; see `server.LEAVING`."""
 CHUNK = 1 << 18
-"""Maximum bytes per read."""
+"""Maximum number of bytes that are read at once."""
 
 Waiting = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", int]
-"""The future of an answer with its event loop, and the session of the request."""
+"""The future of a response, its event loop, and the session of the request."""
 
 
 class Holder:
-    """The process of a worker."""
+    """The process of a worker, on this machine or on another machine."""
 
     connection: socket.socket
-    """The socket to the process."""
+    """The socket that is connected to the process."""
     where: str
-    """A description of the process for messages."""
+    """A description of the process, which is used in messages."""
 
     def signs(self) -> tuple[int, int]:
-        """Return the number of its signs of life, and the session that was computing at the last one (0 for none)."""
+        """Return the number of heartbeats of the process, and the session that was computing at the last heartbeat (0 for none)."""
         raise NotImplementedError
 
     def still(self, passed: float) -> str | None:
-        """Add the seconds since the last check; return how long it has been inactive, if that is too long."""
+        """Add the seconds since the last check.
+
+        If the process has been inactive for too long, return for how long.
+        """
         return None
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, for at most this many seconds."""
+        """Wait for the end of the process, for at most this many seconds."""
         raise NotImplementedError
 
     def end(self) -> str:
-        """Kill it and its children; return how it ended."""
+        """Kill the process and its child processes, and return how the process ended."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release resources after its end."""
+        """Release resources after the process has ended."""
         raise NotImplementedError
 
 
 class HeldHere(Holder):
-    """A worker's process on this machine."""
+    """The process of a worker on this machine."""
 
     def __init__(self, _place: int = 0) -> None:
-        """Start the process."""
+        """Start the process of the worker."""
         self._pulse = SharedStatus()
         self.process, self.connection = start_server(SERVER, self._pulse)
         self.pid = self.process.pid
-        """The process's number."""
+        """The process id of the worker."""
         self.where = f"process {self.pid}"
         self._signs = LifeSigns(self.process.pid, lambda: self._pulse.beats)
 
@@ -123,14 +126,14 @@ class HeldHere(Holder):
 
 
 Hold = Callable[[int], Holder]
-"""Starts the process of the worker with a number from 0."""
+"""Function that starts the process of the worker with this index (from 0)."""
 
 
 class Worker:
-    """One process with episode states."""
+    """A process that holds episode states."""
 
     def __init__(self, begin: bytes, holder: Holder) -> None:
-        """Use the process of `holder`; `begin` is its first frame, request 0."""
+        """Use the process of `holder`. The bytes `begin` are the first frame that is sent to it, which is request 0."""
         self.holder = holder
         self.connection = holder.connection
         self.connection.setblocking(False)
@@ -138,28 +141,28 @@ class Worker:
         self.waiting: dict[int, Waiting] = {}
         self.outgoing = bytearray(begin)
         self.sessions = self.answered = 0
-        """Open episode states, and answered requests."""
+        """Number of open episode states, and number of completed requests."""
         self.lost: str | None = None
-        """How it ended."""
+        """How the process ended, or None while it is running."""
         self.failure: EngineError | None = None
-        """Why it could not start."""
+        """Reason why the process could not start, or None."""
         self.blamed: frozenset[int] = frozenset()
-        """Sessions that were computing at its end."""
+        """Sessions that were computing when the process ended."""
         self.guard = threading.RLock()
-        """Held during changes of `outgoing` and `waiting`."""
+        """Lock that is held while `outgoing` and `waiting` are changed."""
         self._requests = 0
         self.beats, self.silent = 0, 0.0
-        """The last sign of life, and the seconds since then with an open request."""
+        """The number of the last heartbeat, and the time in seconds since then during which a request was open."""
 
     def check(self, session: int) -> None:
-        """Raise EngineError if the worker could not start, or WorkerLost if it has ended."""
+        """Raise EngineError if the worker could not start, or WorkerLost if the worker has ended."""
         if self.failure is not None:
             raise self.failure
         if self.lost is not None:
             raise WorkerLost(self.lost, blamed=session in self.blamed)
 
     def put(self, request: Mapping[str, Any], waiting: Waiting) -> int:
-        """Send a request and return its number; raises the errors of `check`."""
+        """Send a request and return its number. Raises the same errors as `check`."""
         with self.guard:
             self.check(waiting[2])
             self._requests += 1
@@ -171,7 +174,7 @@ class Worker:
         return number
 
     def flush(self) -> bool:
-        """Send as much as the socket accepts; return whether something is left."""
+        """Send as many bytes as the socket accepts, and return whether more bytes must be sent."""
         with self.guard:
             with suppress(OSError):  # it is full, or closed, which the reader notices
                 while self.outgoing:
@@ -179,7 +182,7 @@ class Worker:
             return bool(self.outgoing)
 
     def end(self, how: str | None = None) -> list[Waiting]:
-        """End the process if it runs; return the requests that will get no answer."""
+        """End the process if it is running, and return the requests that will receive no response."""
         with self.guard:
             if self.lost is not None:
                 return []
@@ -194,13 +197,13 @@ class Worker:
 
 
 class WorkerReader:
-    """The thread that reads answers, notices the end of workers, and ends those without signs of life."""
+    """The thread that reads responses, notices the end of workers, and ends workers without heartbeats."""
 
     def __init__(self, silence: float) -> None:
-        """End a worker that has an open request and gives no sign of life for `silence` seconds."""
+        """Set the maximum time in seconds without a heartbeat, after which a worker with an open request is ended."""
         self._silence = silence
         self.deaths = 0
-        """Number of successive workers that ended before their first answer."""
+        """Number of consecutive workers that ended before their first response."""
         self.workers: dict[Worker, None] = {}
         self._selector = selectors.DefaultSelector()
         self._ears, self._bell = socket.socketpair()
@@ -212,7 +215,7 @@ class WorkerReader:
         self._thread.start()
 
     def add(self, worker: Worker) -> None:
-        """Watch a new worker."""
+        """Start to watch a new worker."""
         self._new.append(worker)
         self.ring()
 
@@ -222,7 +225,7 @@ class WorkerReader:
             self._bell.send(b"!")
 
     def close(self) -> None:
-        """End all workers: first by closing their sockets, then by force."""
+        """End all workers, first by closing their sockets and then by force."""
         self._over = True
         self.ring()
         self._thread.join()
@@ -321,7 +324,7 @@ class WorkerReader:
 
 
 def _deliver(given: list[tuple[Waiting, Any]]) -> None:
-    """Set the results or errors of futures."""
+    """Set the results or exceptions of futures."""
     for (_, future, _), answer in given:
         if future.done():
             continue
@@ -334,7 +337,7 @@ def _deliver(given: list[tuple[Waiting, Any]]) -> None:
 
 
 def _tell(left: list[Waiting], worker: Worker) -> None:
-    """Set the error of requests that will get no answer."""
+    """Set the exception of requests that will receive no response."""
     for waiting in left:
         try:
             worker.check(waiting[2])
@@ -344,14 +347,14 @@ def _tell(left: list[Waiting], worker: Worker) -> None:
 
 
 DEATHS = 20
-"""Number of successive workers that may die before their first answer before the run stops."""
+"""Number of consecutive workers that may die before their first response. If more workers die, the run stops."""
 
 
 class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
-    """Opens episode states in worker processes, each in the process with the fewest states, from any event loop.
+    """A pool of worker processes, in which episode states can be opened from any event loop.
 
-    Processes start when they are first needed, and are restarted if they die. They end when the pool is closed or collected, or with this
-    process.
+    Each episode state is opened in the process with the fewest states. Processes are started when they are first needed, and are
+    restarted if they die. All processes end when the pool is closed or garbage-collected, or when this process ends.
     """
 
     def __init__(
@@ -359,7 +362,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
     ) -> None:
         """Set the environment, the number of processes, the time limits of calls, and the function that starts a process.
 
-        Raises ConfigError for an environment that cannot be created in another process.
+        Raises ConfigError if the environment cannot be created in another process.
         """
         assert size >= 1, "a pool has at least one process"
         self.size = size
@@ -380,14 +383,14 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
 
     @property
     def running(self) -> list[Worker]:
-        """The running processes."""
+        """The worker processes that are running."""
         return [worker for worker in self.workers if worker is not None and worker.lost is None]
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End all processes; a later call starts new ones."""
+        """End all processes. Opening another state later starts new processes."""
         with self._starting:
             if self._end is not None:
                 self._end()
@@ -398,7 +401,7 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
     ) -> RemoteState:
         """Open the state of one episode in a worker; see `bounded_states.open_state`.
 
-        Raises WorkerLost if the worker ends, and EngineError if workers cannot start or die repeatedly.
+        Raises WorkerLost if the worker ends, and EngineError if workers cannot be started or die repeatedly.
         """
         with self._starting:
             reader = self._reader
@@ -425,7 +428,10 @@ class EnvironmentWorkers(AbstractContextManager["EnvironmentWorkers"]):
         return state
 
     async def ask(self, worker: Worker, session: int, request: Mapping[str, Any]) -> Any:
-        """Return a worker's answer, or raise its error; raises WorkerLost if it has ended, or EngineError if it could not start."""
+        """Send a request to a worker, and return its response or raise its error.
+
+        Raises WorkerLost if the worker has ended, and EngineError if the worker could not start.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         number = worker.put({**request, "session": session}, (loop, future, session))
@@ -444,18 +450,21 @@ def _end_own(reader: WorkerReader, owner: int) -> None:
 
 
 class WorkerState(RemoteState):
-    """An episode state in a worker, which limits each call; this process applies only the time limit of the episode."""
+    """An episode state in a worker.
+
+    The worker limits the time of each call; this process applies only the time limit of the episode.
+    """
 
     def __init__(
         self, pool: EnvironmentWorkers, worker: Worker, session: int, name: str, patience: Patience
     ) -> None:
-        """Set its worker and the number of its session."""
+        """Set the worker of the state and the number of its session."""
         super().__init__(name, patience)
         self._pool, self._worker, self._session = pool, worker, session
 
     @property
     def lost(self) -> WorkerLost | None:
-        """How it was lost with its worker; None while the worker runs."""
+        """How the episode state was lost with its worker, or None while the worker is running."""
         try:
             self._worker.check(self._session)
         except WorkerLost as lost:

@@ -1,6 +1,6 @@
-"""The process that holds episode states for the process that started it (`pool.py`).
+"""Run a process that holds episode states for the process that started it (`pool.py`).
 
-It ends when the other side closes the socket or ends, after it has closed its open states.
+When the process that started it closes the socket or ends, this process closes its open episode states and exits.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from kapelle.runtime.wire.worlds import VERSION, task_from
 from kapelle.setup.environment_forms import environment_from
 
 BEAT = 0.5
-"""Seconds between two signs of life."""
+"""Time in seconds between two heartbeats."""
 LEAVING = 5.0
-"""Seconds in which episode states must close after the other process has ended."""
+"""Maximum time in seconds for closing episode states after the other process has ended."""
 CHUNK = 1 << 16
-"""Maximum bytes per read."""
+"""Maximum number of bytes that are read at once."""
 
 
 def main(descriptor: int, pulse: int, parent: int) -> None:
-    """Serve over a socket until its other side is closed, or process `parent` ends."""
+    """Serve requests over a socket until the other side of the socket is closed or the process `parent` ends."""
     for number in interrupts.SIGNALS:  # the other process handles them and closes the socket
         signal.signal(number, signal.SIG_IGN)
     server = _Server(socket.socket(fileno=descriptor), SharedStatus(pulse))
@@ -49,7 +49,7 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
 
 
 class _Server:
-    """Episode states by the number of their session."""
+    """A server for episode states, which are identified by the numbers of their sessions."""
 
     def __init__(self, connection: socket.socket, pulse: SharedStatus) -> None:
         self._connection, self._pulse = connection, pulse
@@ -57,10 +57,10 @@ class _Server:
         self._environment: Environment | None = None
         self._patience = Patience()
         self._left: float | None = None
-        """Time at which the other side closed the socket."""
+        """Time at which the other side closed the socket, or None."""
 
     def live(self) -> None:
-        """Give signs of life; end this process if states do not close in time."""
+        """Send heartbeats, and end this process if the episode states do not close in time."""
         while True:
             self._pulse.beat()
             if self._left is not None and time.monotonic() - self._left > LEAVING:
@@ -68,7 +68,7 @@ class _Server:
             time.sleep(BEAT)
 
     async def serve(self) -> None:
-        """Answer until the other side closes the socket, then close all states."""
+        """Process requests until the other side closes the socket, and then close all episode states."""
         reader, writer = await asyncio.open_connection(sock=self._connection)
         frames, calls = Frames(), set[asyncio.Task[None]]()
         with suppress(ConnectionError):

@@ -1,4 +1,4 @@
-"""A session: one episode state for another process."""
+"""A session serves the calls of one episode state to another process."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from kapelle.types import Task
 # -------- The transport of the protocol (`wire/worlds.py`): a frame is its length in four bytes, then a message as JSON
 
 LENGTH = 4
-"""Bytes of a frame's length."""
+"""Number of bytes that encode the length of a frame."""
 LARGEST = 1 << 30
-"""Maximum bytes of a frame."""
+"""Maximum number of bytes of a frame."""
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """Return a message as a frame; raise EpisodeError if it is too large or is not JSON."""
+    """Return a message as a frame. Raises EpisodeError if the message is too large or cannot be converted to JSON."""
     body = to_text(message, LARGEST).encode("ascii")
     return len(body).to_bytes(LENGTH, "big") + body
 
 
 class Frames:
-    """Splits received bytes into messages."""
+    """Splits the received bytes into messages."""
 
     def __init__(self) -> None:
         self._arrived = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the messages that these bytes complete; raise ValueError for an invalid message."""
+        """Yield the messages that these bytes complete. Raises ValueError if a message is invalid."""
         self._arrived += data
         while len(self._arrived) >= LENGTH:
             end = LENGTH + int.from_bytes(self._arrived[:LENGTH], "big")
@@ -50,18 +50,18 @@ class Frames:
 
 
 def error_form(error: BaseException) -> list[str]:
-    """Return an error as its name and message."""
+    """Return the class name and the message of an error."""
     return [type(error).__name__, message_of(error)]
 
 
 OpenState = Callable[[Environment, Task, Sequence[str], int, Patience], Awaitable[BoundedState | RemoteState]]
-"""Opens the state of one episode; see `bounded_states.open_state`."""
+"""Function that opens the state of one episode; see `bounded_states.open_state`."""
 Run = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Awaitable[Any]]
-"""Runs a coroutine and returns its result."""
+"""Function that runs a coroutine and returns its result."""
 
 
 class WorkerSession:
-    """One episode state, and the last observations of its agents."""
+    """One episode state in this process, with the last observations of its agents."""
 
     def __init__(
         self, opened: OpenState, environment: Environment, patience: Patience, agents: Sequence[str]
@@ -75,24 +75,24 @@ class WorkerSession:
 
     @property
     def begun(self) -> bool:
-        """Whether the state is open."""
+        """Whether the episode state is open."""
         return self._state is not None
 
     @property
     def state(self) -> BoundedState | RemoteState:
-        """The open state."""
+        """The open episode state."""
         assert self._state is not None, "`reset` is called first"
         return self._state
 
     async def reset(self, task: Task, seed: int) -> dict[str, Any]:
-        """Open the state; return whether it can score, and the observations."""
+        """Open the episode state, and return whether it can score texts and the observations of its agents."""
         patience_here.set(self.patience)
         with listed(asyncio.current_task(), self._calls):
             self._state = await self._opened(self.environment, task, self._agents, seed, self.patience)
         return {"scorable": self.state.scorable, "view": self.view()}
 
     async def answer(self, question: Mapping[str, Any]) -> Any:
-        """Answer a request `act`, `observe`, `score` or `outcome`."""
+        """Process a request of type `act`, `observe`, `score` or `outcome`, and return the result."""
         patience_here.set(self.patience)
         with listed(asyncio.current_task(), self._calls):
             if (most := question.get("allow_answers")) is not None:
@@ -111,7 +111,10 @@ class WorkerSession:
             return {field.name: getattr(outcome, field.name) for field in fields(outcome)}
 
     def view(self) -> dict[str, Any]:
-        """Return the agents that may move, and changed observations; an error replaces a value that could not be computed."""
+        """Return the agents that may move, and the observations that have changed.
+
+        If a value cannot be computed, the error is returned instead.
+        """
         shown = {
             agent: _called(lambda who: text(self.state.observe(who), f"The observation of '{who}'"), agent)
             for agent in self._agents
@@ -124,7 +127,7 @@ class WorkerSession:
         return {"movers": _called(lambda: list(self.state.movers())), "shown": changed}
 
     async def close(self) -> None:
-        """Cancel running calls and close the state."""
+        """Cancel running calls and close the episode state."""
         patience_here.set(self.patience)
         under_way = [task for task in self._calls if task is not None]
         for task in under_way:
@@ -136,15 +139,15 @@ class WorkerSession:
 
 
 class OpenSessions:
-    """The open sessions of one connection, by number."""
+    """The open sessions of one connection, keyed by their numbers."""
 
     def __init__(self, run: Run = lambda work: work()) -> None:
-        """`run` executes the calls of a session, perhaps on another thread."""
+        """Set the function `run`, which executes the calls of a session, possibly on another thread."""
         self.open: dict[int, WorkerSession] = {}
         self._run = run
 
     async def begin(self, number: int, session: WorkerSession, task: Task, seed: int) -> Any:
-        """Open a session and return the answer of `reset`; remove it if that fails."""
+        """Open a session and return the result of `reset`. If the session cannot be opened, it is removed."""
         self.open[number] = session
         try:
             return await self._run(lambda: session.reset(task, seed))
@@ -153,7 +156,10 @@ class OpenSessions:
             raise
 
     async def answer(self, number: int, question: Mapping[str, Any]) -> Any:
-        """Answer a request to an open session; a session that could not start is already closed."""
+        """Process a request to an open session and return the result.
+
+        If the session could not start, it is already closed.
+        """
         if question["call"] == "close":
             session = self.open.pop(number, None)
             return None if session is None else await self._run(session.close)

@@ -1,12 +1,12 @@
-"""Exact JSON: decoding returns the encoded value with its type.
+"""Encode values as JSON so that decoding returns the same value with the same type.
 
-Plain JSON stays as it is. A value that JSON lacks becomes an object with a tag as its only key:
+Values that JSON can represent are not changed. A value that JSON cannot represent is encoded as an object with a tag as its only key:
 
     {"$tuple": [1, 2]}        a tuple
     {"$float": "nan"}         nan, inf or -inf
     {"$items": [[1, "a"]]}    a mapping with a key that is not a string or starts with `$`
 
-Callers that store other types, such as tensors, add their own tags.
+Callers that store other types, such as tensors, define additional tags.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from typing import Any
 from kapelle.types import Json
 
 Encode = Callable[[object, str], Json | None]
-"""Takes a value that JSON cannot represent, and its place; returns its tagged form, or None for an unknown type."""
+"""Function that takes a value that JSON cannot represent and the position of the value. The function returns the tagged form of the
+value, or None if the type is unknown."""
 Decode = Callable[[str, Json], object]
-"""Takes an unknown tag and its content; returns the value."""
+"""Function that takes an unknown tag and its content, and returns the decoded value."""
 
 
 def encode(value: object, place: str, foreign: Encode | None = None) -> Json:
-    """Return a value as tagged JSON; `place` names it in errors (`info.answer`).
+    """Return a value as tagged JSON.
 
-    Raises TypeError, which names the place, for a value that cannot be encoded.
+    Raises TypeError if the value cannot be encoded. The argument `place` is the position of the value in the error message, such as
+    `info.answer`.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -47,7 +49,7 @@ def encode(value: object, place: str, foreign: Encode | None = None) -> Json:
 
 
 def decode(value: Json, foreign: Decode | None = None) -> Any:
-    """Return the value of an encoded form; raise ValueError for an unknown tag."""
+    """Return the value that was encoded as tagged JSON. Raises ValueError if a tag is unknown."""
     if isinstance(value, list):
         return [decode(inner, foreign) for inner in value]
     if not isinstance(value, dict):

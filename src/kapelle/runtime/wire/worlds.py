@@ -1,24 +1,25 @@
-"""The protocol to run episodes with an environment in another process; `docs/environment_server.md` explains it.
+"""The protocol to run episodes with an environment in another process, which `docs/environment_server.md` explains.
 
-A *session* is the state of one episode, from its reset to its close. The caller sends requests, each with an `id`. A request
-about a session carries `session`, a number that the caller chooses. The other process answers each request once, in any order.
-Requests of one session begin in the order in which they were sent.
+A *session* is the state of one episode, from its reset to its close. The caller sends requests, each with an `id`. A request about a
+session contains the field `session`, a number that the caller chooses. The other process responds to each request exactly once, in
+any order. Requests of one session are started in the order in which they were sent.
 
-    reset     task (or split and index), agents, seed           → scorable, view, version
-    act       actions, final, allow_answers                     → rewards, view
-    observe                                                     → view with every observation
-    score     agent, text                                       → score
-    outcome                                                     → outcome
-    close     also cancels what the session is doing            → nothing
+    reset     Arguments: task (or split and index), agents, seed. Result: scorable, view, version.
+    act       Arguments: actions, final, allow_answers. Result: rewards, view.
+    observe   Result: a view with every observation.
+    score     Arguments: agent, text. Result: score.
+    outcome   Result: outcome.
+    close     Also cancels the running calls of the session. There is no result.
 
-A *view* is what can be read from an episode without waiting: which agents may move, and each observation that has changed.
+A *view* contains the data of an episode that can be read without waiting: the agents that may move, and each observation that has
+changed.
 
-An answer has the `id` of its request and one of: `value`; `error`, the class and message of what the environment raised; or
-`refused`, an HTTP status and a message.
+A response contains the `id` of its request and one of three fields: `value` is the result, `error` is the class and message of an
+exception of the environment, and `refused` is an HTTP status and a message.
 
-Two transports carry these messages. A process on this machine gets frames over a socket: four bytes of length, then JSON
-(`rollout/workers`). A server gets JSON text over a WebSocket (`services/environments`, `environments/remote`). Closing the
-connection closes its sessions. The JSON is exact (`exact_json.py`) and carries no code.
+There are two transports for these messages. A process on this machine receives frames over a socket, which consist of four bytes for
+the length and the JSON (`rollout/workers`). A server receives JSON over a WebSocket (`services/environments`, `environments/remote`).
+When a connection is closed, its sessions are closed. The JSON is exact (`exact_json.py`) and contains no code.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ from kapelle.runtime.wire.exact_json import decode, encode
 from kapelle.types import Cast, Json, Message, Split, Task
 
 VERSION = 1
-"""Version of the protocol; both sides must have the same."""
+"""Version of the protocol, which must be the same on both sides."""
 PATH = "/v1/worlds"
-"""Path at which a server accepts WebSockets."""
+"""URL path at which a server accepts WebSocket connections."""
 LARGEST = 16 << 20
-"""Maximum bytes of one message to or from a server."""
+"""Maximum number of bytes of one message to or from a server."""
 
 
 def to_text(message: Mapping[str, Any], most: int) -> str:
-    """Return a message as JSON in ASCII; raise EpisodeError if JSON cannot represent it or it has more than `most` bytes."""
+    """Return a message as an ASCII JSON string.
+
+    Raises EpisodeError if JSON cannot represent the message or if it has more than `most` bytes.
+    """
     try:
         text = json.dumps(encode(message, "message"), separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -55,7 +59,7 @@ def to_text(message: Mapping[str, Any], most: int) -> str:
 
 
 def from_text(text: str | bytes) -> Any:
-    """Return the message of a JSON string; raise ValueError for any other string."""
+    """Return the message in a JSON string. Raises ValueError if the string is not valid JSON."""
     try:
         return decode(json.loads(text, parse_constant=_no_constant))
     except (TypeError, RecursionError) as error:
@@ -67,12 +71,12 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def message_form(message: Message) -> Json:
-    """Return a message of a conversation as JSON values."""
+    """Return a chat message as JSON values."""
     return [message.role, message.content, message.speaker, message.structured]
 
 
 def message_from(form: Sequence[Any]) -> Message:
-    """Return the message of a `message_form`."""
+    """Return the chat message from JSON values that `message_form` returned."""
     role, content, speaker, structured = form
     return Message(role, content, speaker, structured=structured)
 
@@ -92,7 +96,7 @@ def task_form(task: Task) -> dict[str, Json]:
 
 
 def task_from(form: Mapping[str, Any]) -> Task:
-    """Return the task of a `task_form`."""
+    """Return the task from JSON values that `task_form` returned."""
     cast = {agent: Cast(*each) for agent, each in form["cast"].items()}
     messages = tuple(tuple(map(message_from, read)) for read in form["messages"])
     return Task(**{**form, "cast": cast, "messages": messages})
@@ -100,38 +104,38 @@ def task_from(form: Mapping[str, Any]) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """An environment on a server."""
+    """Description of an environment on a server."""
 
     name: str
-    """Its name on the server."""
+    """Name of the environment on the server."""
     version: int
-    """Starts at 1 and increases by 1 with each replacement."""
+    """Version of the environment, which starts at 1 and increases by 1 with each replacement."""
     content: str
-    """Hash of its class, its settings and the files it reads. Equal hashes give equal episodes."""
+    """Hash of the environment's class, its settings and the files that it reads. If the hashes are equal, episodes are equal."""
     kind: str
-    """Its `environment.name` in a recipe."""
+    """Value of `environment.name` in a recipe for this environment."""
     least_reward: float
     greatest_reward: float
     sources: Mapping[Split, str]
     sizes: Mapping[Split, int | None]
-    """Number of tasks by split; None if it is unlimited."""
+    """Number of tasks of each split, or None if the number is unlimited."""
     skipped: Mapping[Split, str]
-    """Which rows are excluded and why, for splits that exclude some."""
+    """Description of the excluded rows and the reasons, for each split with excluded rows."""
     answerable: bool
-    """Whether its tasks are questions with comparable answers."""
+    """Whether the tasks are questions with comparable answers."""
     scripted: bool
-    """Whether it can provide demonstrations of an agent's messages."""
+    """Whether the environment can provide demonstrations of an agent's messages."""
     answers_per_task: int
-    """Number of recorded answers per task; 0 if nothing is recorded."""
+    """Number of recorded answers per task, or 0 if no answers are recorded."""
     constant_sum: bool
-    """Whether the rewards of all agents have a constant sum."""
+    """Whether the sum of the rewards of all agents is constant."""
     alive: Sequence[str]
-    """External programs that it calls; their answers may differ the next time."""
+    """External programs that the environment calls and whose responses may vary."""
     members: Mapping[str, Description]
-    """The parts of a mixture."""
+    """Descriptions of the parts of a mixture."""
 
 
 def description_from(form: Mapping[str, Any]) -> Description:
-    """Return the description of a `dataclasses.asdict` form."""
+    """Return the description from the dict that `dataclasses.asdict` returned."""
     members = {name: description_from(each) for name, each in form["members"].items()}
     return Description(**{**form, "members": members})

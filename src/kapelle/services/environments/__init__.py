@@ -1,1 +1,1 @@
-"""The environment server (`docs/environment_server.md`), and a server for clients of OpenEnv."""
+"""The environment server (see `docs/environment_server.md`), and a server for OpenEnv clients."""

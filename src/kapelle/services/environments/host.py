@@ -1,4 +1,4 @@
-"""The environments of a server, and the responses to requests about them and their episodes (`wire/worlds.py`)."""
+"""Holds the environments of a server and responds to requests about them and their episodes (see `wire/worlds.py`)."""
 
 from __future__ import annotations
 
@@ -56,30 +56,34 @@ class RegisteredEnvironment:
     environment: Environment
     description: Description
     workers: EnvironmentWorkers | None
-    """The processes that run its episodes; None for this process."""
+    """The processes that run the episodes of this version, or None if this process runs them."""
 
 
 class EnvironmentRegistry:
-    """Environments by name; thread-safe."""
+    """A thread-safe registry of environments by name."""
 
     def __init__(
         self, environments: Mapping[str, Environment], processes: int = 0, call_seconds: float = 600.0
     ) -> None:
-        """Register environments, with `processes` processes for each one and at most `call_seconds` per call.
+        """Register environments. Each environment has `processes` processes, and each call takes at most `call_seconds`.
 
-        Raises the errors of reading their data, and ConfigError for an environment that another process cannot build.
+        Raises any error from reading the data of the environments, and ConfigError for an environment that another
+        process cannot build.
         """
         self._processes, self._patience = processes, Patience(environment=call_seconds)
         self._changing = Lock()
         self.current: Mapping[str, RegisteredEnvironment] = {}
-        """The newest version by name; a change replaces the mapping."""
+        """The current version of each environment by name. A change replaces the whole mapping."""
         self.replaced: list[RegisteredEnvironment] = []
-        """Earlier versions, which open sessions may still use."""
+        """The earlier versions, which open sessions may still use."""
         for name, environment in environments.items():
             self.put(name, environment)
 
     def find(self, name: str) -> RegisteredEnvironment:
-        """Return an environment; an empty name means the only environment. Raises RequestError for an unknown name."""
+        """Return the environment with the given name.
+
+        An empty name stands for the only environment. Raises RequestError for an unknown name.
+        """
         current = self.current
         if not name and len(current) == 1:
             return next(iter(current.values()))
@@ -89,10 +93,10 @@ class EnvironmentRegistry:
         return current[name]
 
     def put(self, name: str, environment: Environment) -> RegisteredEnvironment:
-        """Add an environment, or replace the one with this name.
+        """Add an environment, or replace the environment with this name.
 
-        Raises RequestError if a replacement lacks a feature on which runs rely: comparable answers or moves, a script,
-        records, or test tasks.
+        Raises RequestError if the new version lacks a feature on which runs rely: comparable answers or moves, a
+        script, records, or test tasks.
         """
         with self._changing:
             old = self.current.get(name)
@@ -118,14 +122,14 @@ class EnvironmentRegistry:
             return registered
 
     def close(self) -> None:
-        """End the processes of all environments."""
+        """Terminate the processes of all environments."""
         for each in (*self.current.values(), *self.replaced):
             if each.workers is not None:
                 each.workers.close()
 
 
 def describe(name: str, environment: Environment, version: int) -> Description:
-    """Return an environment's description; raises the errors of reading its data."""
+    """Return the description of an environment. Raises any error from reading the data of the environment."""
     least, greatest = environment.reward_range
     members = environment.members if offers(environment, Mixed) else {}
     # Its content consists of the class, the settings except the time limit, and the files that it declares.
@@ -162,11 +166,11 @@ Whole = Annotated[int, Field(ge=0, lt=1 << 63)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 MessageForm = Annotated[tuple[str, str, str | None, str | None], Field(strict=False)]
-"""See `wire.worlds.message_form`."""
+"""The JSON form of a message; see `wire.worlds.message_form`."""
 
 
 class TaskForm(Body):
-    """See `wire.worlds.task_form`."""
+    """The JSON form of a task; see `wire.worlds.task_form`."""
 
     id: str
     question: str = ""
@@ -178,49 +182,49 @@ class TaskForm(Body):
     rendered: bool = False
 
     def task(self) -> Task:
-        """Return the task."""
+        """Convert the form to a task."""
         return task_from({name: getattr(self, name) for name in TaskForm.model_fields})
 
 
 class ListEnvironments(Body):
-    """Return the descriptions of all environments."""
+    """A request for the descriptions of all environments."""
 
 
 class Register(Body):
-    """Add or replace an environment; requires a token, because it decides which code runs."""
+    """A request to add or replace an environment. This request requires a token, because it decides which code runs."""
 
     name: str = Field(min_length=1, max_length=128)
     settings: dict[str, Any]
-    """The environment's settings, as in a recipe."""
+    """The settings of the environment, as in a recipe."""
 
 
 class EnvironmentRequest(Body):
-    """A request about one environment; an empty name means the only environment."""
+    """A request about one environment. An empty name stands for the only environment."""
 
     environment: str = ""
 
 
 class Check(EnvironmentRequest):
-    """Check whether the environment supports agents with these names."""
+    """A request to check whether the environment supports agents with the given names."""
 
     agents: Agents
 
 
 class GetTask(EnvironmentRequest):
-    """Return the task at an index."""
+    """A request for the task at an index."""
 
     split: Split
     index: Whole
 
 
 class Extract(EnvironmentRequest):
-    """Return the final answer in a text, in normal form."""
+    """A request for the final answer in a text, in normal form."""
 
     text: str
 
 
 class Script(EnvironmentRequest):
-    """Return the scripted expert's completion."""
+    """A request for the completion of the scripted expert."""
 
     agent: str
     task: TaskForm
@@ -229,7 +233,7 @@ class Script(EnvironmentRequest):
 
 
 class RecordedText(EnvironmentRequest):
-    """Return a recorded agent's completion in a turn of one of the task's records."""
+    """A request for the completion of a recorded agent in a turn of one of the task's records."""
 
     agent: str
     task: TaskForm
@@ -238,7 +242,7 @@ class RecordedText(EnvironmentRequest):
 
 
 class Reset(EnvironmentRequest):
-    """Open a session: an episode of a `task`, or of the task at a split and index."""
+    """A request to open a session, which is an episode of a given `task` or of the task at a split and index."""
 
     session: Whole
     agents: Agents
@@ -257,7 +261,7 @@ class SessionRequest(Body):
 
 
 class Act(SessionRequest):
-    """Apply the moves of agents, which are simultaneous if several agents may move."""
+    """A request to apply the moves of agents. The moves are simultaneous if several agents may move."""
 
     actions: dict[str, str]
     final: str | None = None
@@ -265,7 +269,7 @@ class Act(SessionRequest):
 
 
 class ScoreText(SessionRequest):
-    """Score a text as if it were an agent's answer, without making a move."""
+    """A request to score a text as if it were an agent's answer, without making a move."""
 
     agent: str
     text: str
@@ -294,50 +298,51 @@ REQUESTS: Mapping[str, type[Body]] = {
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Limits of an environment server."""
+    """The limits of an environment server."""
 
     sessions: int = 4096
-    """Maximum number of open sessions."""
+    """The maximum number of open sessions."""
     call_seconds: float = 600.0
-    """Maximum time of one call of an environment, in seconds."""
+    """Maximum time in seconds of one call of an environment."""
     connections: int = 4096
-    """Maximum number of open WebSockets."""
+    """The maximum number of open WebSockets."""
     unanswered: int = 8192
-    """Maximum number of unanswered requests of one connection; a caller with more requests is disconnected."""
+    """The maximum number of unanswered requests of one connection. A caller with more requests is disconnected."""
     held_bytes: int = 256 << 20
-    """Maximum number of bytes of a connection's unanswered requests and their responses; when it is reached, further requests wait."""
+    """The maximum number of bytes of a connection's unanswered requests and their responses. If the maximum is reached, further
+    requests wait."""
 
 
 @dataclass
 class Raised(Exception):
-    """An error that an environment raised: its class and message."""
+    """An error that was raised by an environment, as its class and message."""
 
     form: list[str]
 
 
 def shutting_down() -> RequestError:
-    """Return the rejection of a request during shutdown."""
+    """Return the error for a request that is rejected during shutdown."""
     message = "The server is shutting down. Use another server, or retry later."
     return RequestError(503, message, None, "leaving")
 
 
 class EnvironmentHost:
-    """Responds to requests about environments and sessions; environments run on a thread with its own event loop."""
+    """Responds to requests about environments and sessions. The environments run on a thread with its own event loop."""
 
     def __init__(
         self, registry: EnvironmentRegistry, loop: LoopThread, limits: SessionLimits, *, guarded: bool
     ) -> None:
-        """`guarded`: whether the server requires a token."""
+        """Create the host. The argument `guarded` states whether the server requires a token."""
         self.registry, self.limits, self._loop, self._guarded = registry, limits, loop, guarded
         self.connections: set[OpenSessions] = set()
-        """The sessions of each caller."""
+        """The open sessions of each caller."""
         self._closing: set[Future[None]] = set()
         self.draining = False
         """Whether new sessions are rejected."""
         self.ended = False
         """Whether all requests are rejected."""
         self.in_progress = 0
-        """Number of requests in progress."""
+        """The number of requests in progress."""
 
     @property
     def sessions(self) -> list[WorkerSession]:
@@ -345,7 +350,7 @@ class EnvironmentHost:
         return [session for each in list(self.connections) for session in list(each.open.values())]
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine of an environment on the environments' thread; raises Raised if the coroutine raises an error."""
+        """Run a coroutine of an environment on the thread of the environments. Raises `Raised` if the coroutine raises an error."""
         try:
             return await self._loop.ask(work)
         except (RequestError, asyncio.CancelledError):
@@ -365,17 +370,17 @@ class EnvironmentHost:
         return await self.run(done)
 
     def close_later(self, session: WorkerSession) -> None:
-        """Begin to close a session; errors are ignored."""
+        """Start closing a session in the background. Errors are ignored."""
         closing = self._loop.begin(session.close)
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
     def close(self, seconds: float) -> None:
-        """Wait up to `seconds` until all sessions are closed; any thread may call it after the server has ended."""
+        """Wait at most `seconds` until all sessions are closed. Any thread may call this method after the server has stopped."""
         wait(list(self._closing), seconds)
 
     async def answer(self, name: str, fields: Any, sessions: OpenSessions) -> Any:
-        """Return the response to a caller's request `name` as JSON values; raises RequestError or Raised."""
+        """Return the response to the request `name` of a caller as JSON values. Raises RequestError or `Raised`."""
         if name not in REQUESTS:
             raise wrong(f"`call` must be one of {', '.join(REQUESTS)}.", "call")
         request = read_body(REQUESTS[name], fields)

@@ -5,9 +5,9 @@
 
     GenericEnvClient(base_url="http://127.0.0.1:8000"): reset(seed=3, split="test"), step({"message": "…"}), state()
 
-Each WebSocket (`/ws`) has its own episode. Each observation is for the next agent to move. If there are several agents,
-an action may contain its `agent`. The completions of agents that move simultaneously are collected one by one before
-the environment applies them.
+Each WebSocket (`/ws`) has its own episode. Each observation is intended for the agent that moves next. If there are
+several agents, an action may specify its `agent`. If agents move simultaneously, their completions are collected one by
+one before the environment applies them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kapelle.services.sockets import SocketApplication, socket_server
 from kapelle.types import Json, Split
 
 SESSIONS = 1024
-"""Maximum number of open WebSockets."""
+"""The maximum number of open WebSockets."""
 MOST_SEED = 2**53
 
 SCHEMA: Json = {
@@ -67,7 +67,7 @@ SCHEMA: Json = {
 
 
 class Invalid(Exception):
-    """An invalid message; the exception's text is the reason."""
+    """Raised for an invalid message. The text of the exception is the reason."""
 
 
 class OpenEnvEpisode:
@@ -77,16 +77,16 @@ class OpenEnvEpisode:
         self._environment, self._agents, self._patience = environment, agents, patience
         self._session: WorkerSession | None = None
         self._texts: dict[str, str] = {}
-        """Completions for the current move, while those of other agents have not been received yet."""
+        """The completions for the current move that were received before those of the other agents."""
         self._totals: dict[str, float] = {}
         self._reported: dict[str, float] = {}
-        """Each agent's total reward in the last response to its own action."""
+        """The total reward of each agent in the last response to the agent's own action."""
         self._done = False
         self._steps = 0
         self.state: dict[str, Json] = {"episode_id": None, "step_count": 0}
 
     async def reset(self, data: Mapping[str, Any]) -> Json:
-        """Begin an episode of the task at `index` (or `seed`) of `split`; raises Invalid for invalid values."""
+        """Begin an episode of the task at `index` (or `seed`) of `split`. Raises `Invalid` for invalid values."""
         seed, split = data.get("seed"), data.get("split", "train")
         index = data.get("index", seed)
         for name, value in (("seed", seed), ("index", index)):
@@ -109,7 +109,7 @@ class OpenEnvEpisode:
         return await self._observation(session, None)
 
     async def step(self, data: Mapping[str, Any]) -> Json:
-        """Take the completion of the next agent to move, or of the given agent; raises Invalid for an invalid action."""
+        """Apply the completion of the given agent or, by default, of the next agent to move. Raises `Invalid` for an invalid action."""
         session = self._session
         if session is None or self._done:
             raise Invalid("The episode has ended or has not begun. Send `reset` first.")
@@ -131,7 +131,7 @@ class OpenEnvEpisode:
         return await self._observation(session, agent)
 
     async def _observation(self, session: WorkerSession, mover: str | None) -> Json:
-        """Return the observation after a move of `mover`, with its reward."""
+        """Return the observation and the reward after a move of the agent `mover`."""
         movers = session.state.movers()
         success: float | None = None
         if not movers:
@@ -154,7 +154,7 @@ class OpenEnvEpisode:
         return {"observation": observation, "reward": reward, "done": self._done}
 
     async def close(self) -> None:
-        """Close the episode, if there is one."""
+        """Close the episode if one is open."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -165,7 +165,7 @@ class OpenEnvEpisode:
 
 
 class OpenEnvApplication(SocketApplication):
-    """The routes of the protocol, and its WebSocket."""
+    """An application with the routes and the WebSocket of the protocol."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class OpenEnvApplication(SocketApplication):
         loop: LoopThread,
         patience: Patience,
     ) -> None:
-        """Serve episodes with these agents, in the order of their roles, on the thread `loop`."""
+        """Create an application that serves episodes with the given agents, in the order of their roles, on the thread `loop`."""
         self._new = partial(OpenEnvEpisode, environment, tuple(agents), patience)
         self._loop = loop
         about: Json = {
@@ -207,7 +207,7 @@ class OpenEnvApplication(SocketApplication):
                 await self._loop.ask(episode.close)
 
     async def _reply(self, episode: OpenEnvEpisode, text: str) -> Json | None:
-        """Return the response to a message; None for `close`."""
+        """Return the response to a message, or None for the message `close`."""
         try:
             message = json.loads(text)
         except (ValueError, RecursionError):
@@ -244,7 +244,7 @@ def _error(message: str, code: str) -> Json:
 def serve_openenv(
     environment: Environment, agents: Sequence[str], binding: Binding, call_seconds: float = 600.0
 ) -> Iterator[HttpServer]:
-    """Serve an environment for these agents, in the order of their roles, while the block runs; raises the errors of `check`."""
+    """Serve an environment for the given agents, in the order of their roles, while the block runs. Raises the errors of `check`."""
     environment.check(agents)
     patience = Patience(environment=call_seconds, grader=call_seconds)
     with LoopThread() as loop:

@@ -1,9 +1,9 @@
-"""The environment server provides environments to runs on this and other machines, over the protocol of `wire/worlds.py`.
+"""Implements the environment server, which provides environments to runs on this and other machines over the protocol of `wire/worlds.py`.
 
     with serve_environments({"sums": Arithmetic()}, Binding(), SessionLimits()) as server:
         print(server.address)
 
-`docs/environment_server.md` describes each request.
+The requests are described in `docs/environment_server.md`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from kapelle.services.sockets import SocketApplication, socket_server
 
 
 class Connection:
-    """The requests of one caller, which are answered as they finish, and its sessions, which are closed with the connection."""
+    """The connection of one caller. Requests are answered as they finish, and the caller's sessions are closed with the connection."""
 
     def __init__(self, host: EnvironmentHost, socket: WebSocket) -> None:
-        """Take the caller's socket."""
+        """Create the connection for the caller's socket."""
         self._host, self._socket = host, socket
         self._sessions = OpenSessions(host.run)
         self._tasks: set[asyncio.Task[None]] = set()
         self._held_bytes = 0
 
     async def talk(self) -> None:
-        """Answer requests until the connection ends."""
+        """Answer requests until the connection is closed."""
         limits = self._host.limits
         self._host.connections.add(self._sessions)
         try:
@@ -122,9 +122,9 @@ def _error_text(number: int | None, error: RequestError) -> str:
 # -------- The server
 
 CLOSING_SECONDS = 5.0
-"""Time that sessions have to close after the server has ended, in seconds."""
+"""Maximum time in seconds for closing sessions after the server has stopped."""
 POLL_SECONDS = 0.05
-"""Seconds between two checks while draining."""
+"""The number of seconds between two checks while the server is draining."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,10 @@ class EnvironmentServer:
     http: HttpServer
 
     def drain(self, seconds: float) -> bool:
-        """Reject new sessions, wait up to half the time for open sessions, and return whether all accepted calls were answered."""
+        """Reject new sessions, and return whether all accepted calls were answered within `seconds`.
+
+        Open sessions may continue for at most half of the time.
+        """
         until = time.monotonic() + seconds
         self.host.draining = True
         _wait_until(lambda: not self.host.sessions, until - seconds / 2)
@@ -160,9 +163,10 @@ def serve_environments(
     limits: SessionLimits | None = None,
     processes: int = 0,
 ) -> Iterator[EnvironmentServer]:
-    """Serve environments by name while the block runs; their episodes run in `processes` processes (0: in this process).
+    """Serve environments by name while the block runs.
 
-    Raises ConfigError if the port is taken, and DataError for data that cannot be read.
+    The episodes run in `processes` processes, or in this process if `processes` is 0. Raises ConfigError if the port is
+    in use, and DataError for data that cannot be read.
     """
     limits = limits or SessionLimits()
     with ExitStack() as closing:

@@ -1,1 +1,1 @@
-"""The policy server: a trained team behind OpenAI-compatible chat completion routes."""
+"""The policy server, which makes a trained team available through OpenAI-compatible chat completion routes."""

@@ -1,4 +1,4 @@
-"""Completions of one agent, which the rollout engine samples in one batch with all other calls."""
+"""Generates completions of a single agent. The rollout engine samples these completions in one batch with all other calls."""
 
 from __future__ import annotations
 
@@ -59,49 +59,49 @@ from kapelle.workflow import instructions
 
 @runtime_checkable
 class Decodes(Protocol):
-    """A renderer that turns tokens into text."""
+    """The interface of a renderer that converts tokens to text."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, with special tokens spelled out."""
+        """Decode tokens to text, in which special tokens are written out."""
         ...
 
     def spoken(self, ids: Sequence[int]) -> str:
-        """Return tokens as an agent's text, without special tokens."""
+        """Decode tokens to the text of an agent, without special tokens."""
         ...
 
 
 @runtime_checkable
 class HasTemplate(Protocol):
-    """A renderer with a chat template."""
+    """The interface of a renderer with a chat template."""
 
     template: str
-    """The template's text."""
+    """The source of the chat template."""
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template itself writes tools, calls and their results (`Message.structured`)."""
+        """Whether the template itself formats tools, tool calls and their results (see `Message.structured`)."""
         ...
 
     def called(self, name: str, arguments: Mapping[str, Json]) -> str:
-        """Return the text in which the template writes this call; empty if unknown."""
+        """Return the text in which the template formats the given tool call, or an empty string if it is unknown."""
         ...
 
 
 ENDPOINT = MessageReader(structured=True, calls=None, is_endpoint=True)
-"""The reader for endpoints, which receive and return messages in OpenAI's format."""
+"""The message reader for endpoints, which receive and return messages in OpenAI's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt of one agent, and how its completions are sampled."""
+    """A prompt of one agent, and the parameters for sampling its completions."""
 
     agent: str
     messages: tuple[Message, ...]
-    """The whole conversation."""
+    """The messages of the whole conversation."""
     ids: tuple[int, ...]
     sampling: Sampling
     seeds: tuple[int, ...]
-    """One seed for each choice."""
+    """The seeds, one for each choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,24 +115,24 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A complete choice as tokens."""
+    """The tokens of a complete choice."""
 
     choice: int
     completion: Completion
     prompt_tokens: int
     turn: int | None = None
-    """Number of the turn in its episode; None if there is no episode."""
+    """The index of the turn in its episode, or None if there is no episode."""
 
 
 Send = Callable[[Any], None]
-"""Passes an item on to the code that waits for it."""
+"""A function that passes an item to the code that waits for it."""
 
 
 class Agents:
-    """The agents of a team, each of which can be called on its own."""
+    """The agents of a team, each of which can be called individually."""
 
     def __init__(self, setup: RolloutSetup, thread: LoopThread, form: Form | None = None) -> None:
-        """`form` is the format of tool calls; None detects it from the chat template."""
+        """Create the agents. The argument `form` is the format of tool calls; if None, the format is detected from the chat template."""
         self.setup = setup
         self.thread = thread
         self._form = form
@@ -140,16 +140,19 @@ class Agents:
         self._readers: dict[str, MessageReader] = {}
         self._texts: dict[str, MarkedTexts | None] = {}
         self.metrics = ServiceMetrics()
-        """Counts of tokens that the agents have read and generated."""
+        """Counts of the tokens in the prompts and completions of the agents."""
 
     def warn_once(self, what: str) -> None:
-        """Log a warning for callers, once."""
+        """Log a warning, but only the first time it occurs."""
         if what not in self._warned:
             self._warned.add(what)
             LOG.warning("%s", what)
 
     def reader(self, agent: str) -> MessageReader:
-        """Return the reader of an agent's conversations: in the format of its chat template, otherwise in the format `hermes`."""
+        """Return the message reader for an agent.
+
+        The reader uses the format of the agent's chat template, or the format `hermes` by default.
+        """
         known = self.setup.team.policy(agent)
         policy = known.name
         if known.endpoint is not None and self._form is None:
@@ -178,7 +181,7 @@ class Agents:
         return self._readers[policy]
 
     def texts(self, agent: str) -> MarkedTexts | None:
-        """Return the object that turns an agent's tokens into text; None for engines without tokens."""
+        """Return the object that decodes the tokens of an agent, or None for engines without tokens."""
         policy = self.setup.team.policy(agent).name
         if policy not in self._texts:
             renderer = self.setup.engine.renderer(policy)
@@ -187,7 +190,7 @@ class Agents:
         return self._texts[policy]
 
     async def answers(self, prompt: Prompt, *, listening: bool) -> AsyncGenerator[NewTokens | Sampled, None]:
-        """Yield the choices in order; with `listening`, yield tokens as they are sampled, and each choice when it is complete."""
+        """Yield the choices in order. If `listening` is true, tokens are also yielded as they are sampled."""
 
         async def work(send: Send) -> None:
             choices = (self._choice(prompt, k, send, listening=listening) for k in range(len(prompt.seeds)))
@@ -217,7 +220,7 @@ class Agents:
         return complete
 
     async def alternatives(self, prompt: Prompt, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
-        """Return the `count` most likely tokens at the position of each token of a completion."""
+        """Return the `count` most likely tokens at each position of a completion."""
         if not count:
             return ()
         request = self._request(prompt, 0)
@@ -237,7 +240,7 @@ class Agents:
 async def relayed(
     thread: LoopThread, work: Callable[[Send], Coroutine[Any, Any, None]]
 ) -> AsyncIterator[Any]:
-    """Run `work` in the engine's event loop and yield the items that it sends; closing the iterator cancels the work.
+    """Run `work` in the event loop of the engine and yield the items that it sends. If the iterator is closed, the work is cancelled.
 
     Raises RequestError if the engine fails.
     """
@@ -272,7 +275,7 @@ async def relayed(
 
 
 def too_long(message: str) -> RequestError:
-    """Return the rejection of a prompt that exceeds the model's context."""
+    """Return the error for a prompt that exceeds the model's context."""
     return RequestError(400, message, "messages", "context_length_exceeded")
 
 
@@ -280,21 +283,21 @@ def too_long(message: str) -> RequestError:
 
 
 class TextStream:
-    """The text of one completion as it grows."""
+    """The growing text of one completion."""
 
     def __init__(self, spoken: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
-        """Decode tokens with `spoken`; hold back text that may be the beginning of a stop string."""
+        """Create a stream that decodes tokens with `spoken` and holds back text that may be the beginning of a stop string."""
         self._spoken = spoken
         self._held = max((len(stop) - 1 for stop in stops), default=0)
         self._ids: list[int] = []
         self._from = self._read = 0
-        """The window of tokens to decode: earlier tokens do not change the text of later ones."""
+        """The window of tokens that are decoded again, because earlier tokens do not change the text of later tokens."""
         self._text = ""
         self.sent = ""
         """The text that has been returned so far."""
 
     def add(self, ids: Sequence[int]) -> str:
-        """Add tokens and return the new text that can no longer change."""
+        """Add tokens, and return the new text that can no longer change."""
         self._ids += ids
         before = self._spoken(self._ids[self._from : self._read])
         now = self._spoken(self._ids[self._from :])
@@ -304,42 +307,42 @@ class TextStream:
         return self.rest(self._text[: len(self._text) - self._held] if self._held else self._text)
 
     def rest(self, text: str) -> str:
-        """Return the part of the whole text that has not been returned yet."""
+        """Return the part of the complete text that has not been returned yet."""
         new = text[len(self.sent) :]
         self.sent += new
         return new
 
 
 class AnswerStream:
-    """The thoughts and content of one growing completion."""
+    """The thoughts and the content of a growing completion."""
 
     def __init__(self, text: TextStream, form: SpeechForm) -> None:
         self._text, self._form = text, form
         self._thoughts = self._words = ""
 
     def add(self, ids: Sequence[int]) -> tuple[str, str]:
-        """Add tokens and return the new thoughts and content that no later token can change."""
+        """Add tokens, and return the new thoughts and content that can no longer change."""
         self._text.add(ids)
         return self.rest(*self._form.read_partial(self._text.sent))
 
     def rest(self, thoughts: str, words: str) -> tuple[str, str]:
-        """Return the rest of all thoughts and content."""
+        """Return the parts of the complete thoughts and content that have not been returned yet."""
         new = thoughts[len(self._thoughts) :], words[len(self._words) :]
         self._thoughts, self._words = thoughts, words
         return new
 
 
 class MarkedTexts:
-    """Decodes text with those special tokens that separate thoughts and calls from content."""
+    """Decodes text and keeps the special tokens that separate thoughts and tool calls from content."""
 
     def __init__(self, decodes: Decodes, marks: Collection[str]) -> None:
         self._decodes = decodes
         self._all = marks
         self._marks: dict[int, str] = {}
-        """Token → the mark that it represents, which `spoken` drops; an empty string for every other token."""
+        """Mapping from a token to the mark that it represents and that `spoken` drops. All other tokens are mapped to an empty string."""
 
     def marked(self, ids: Sequence[int]) -> bool:
-        """Return whether the plain text of these tokens lacks a mark."""
+        """Return whether the plain text of the given tokens lacks a mark."""
         return any(map(self._mark, ids))
 
     def _mark(self, token: int) -> str:
@@ -349,18 +352,18 @@ class MarkedTexts:
         return self._marks[token]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return tokens as text, with special tokens spelled out."""
+        """Decode tokens to text, in which special tokens are written out."""
         return self._decodes.decode(ids)
 
     def spell(self, token: int) -> tuple[str, bytes]:
-        """Return a token's text and its bytes."""
+        """Return the text and the bytes of a token."""
         text = self.decode([token])
         if isinstance(self._decodes, ChatRenderer):
             return text, self._decodes.bytes_of(token)
         return text, text.encode("utf-8", "surrogatepass")
 
     def spoken(self, ids: Sequence[int]) -> str:
-        """Return tokens as an agent's text; of the special tokens, only the marks are kept."""
+        """Decode tokens to the text of an agent, in which marks are the only special tokens."""
         if not self.marked(ids):
             return self._decodes.spoken(ids)
         pieces, run = list[str](), list[int]()
@@ -378,7 +381,7 @@ class MarkedTexts:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A request to an agent, in progress."""
+    """A request to an agent that is in progress."""
 
     agents: Agents
     request: ChatRequest
@@ -389,7 +392,7 @@ class Chat:
 
     @property
     def renderer(self) -> Renderer:
-        """The agent's renderer, with those arguments from the caller that its chat template reads."""
+        """The renderer of the agent, with the arguments from the caller that the agent's chat template uses."""
         setup, agent = self.agents.setup, self.agents.setup.team[self.prompt.agent]
         renderer = setup.engine.renderer(setup.team.policy(agent.name).name)
         read = (template_variables(renderer.template) if isinstance(renderer, HasTemplate) else None) or ()
@@ -399,9 +402,9 @@ class Chat:
         )
 
     async def prompted(self, ids: Callable[[], Sequence[int]] | None = None) -> Chat:
-        """Return the chat with the tokens of its prompt: from `ids`, otherwise from the rendered conversation.
+        """Return the chat with the tokens of its prompt, which are taken from `ids` or, by default, from the rendered conversation.
 
-        Raises RequestError (400) if there are too many tokens for the agent's model.
+        Raises RequestError (400) if the prompt has too many tokens for the agent's model.
         """
         setup, agent, renderer = self.agents.setup, self.prompt.agent, self.renderer
         try:  # rendering a long conversation takes a while
@@ -463,7 +466,7 @@ class Chat:
 
     @property
     def form(self) -> SpeechForm:
-        """How the agent's completions are parsed."""
+        """The rules for parsing the completions of the agent."""
         request = self.request
         opening = "" if self.decodes is None else self.decodes.decode(self.prompt.ids[-8:])
         # A constrained completion has no thoughts.
@@ -475,7 +478,10 @@ class Chat:
         return SpeechForm(self.reader.form, request.calls_tools, thinking, schemas, described, prompt)
 
     def parsed(self, completion: Completion) -> ParsedAnswer:
-        """Return the thoughts, content and calls of a completion; its text may lack the special tokens that separate them."""
+        """Return the thoughts, content and tool calls of a completion.
+
+        The text of the completion may lack the special tokens that separate these parts.
+        """
         ids, text = completion.ids, completion.text
         is_described = self.reader.described is not None
         if self.decodes is not None and (is_described or self.decodes.marked(ids)):
@@ -490,7 +496,7 @@ class Chat:
     def _tokens(
         self, ids: Sequence[int], logprobs: Sequence[float], alternatives: Sequence[Likeliest] = ()
     ) -> list[Json] | None:
-        """Return sampled tokens with their log-probs; None unless the caller requests them."""
+        """Return the sampled tokens with their log-probs, or None if the caller has not requested them."""
         if self.decodes is None or not self.request.logprobs:
             return None
         return token_rows(ids, logprobs, self.decodes.spell, alternatives)
@@ -502,18 +508,19 @@ _ENDS: Mapping[Form, tuple[str, ...]] = {
     "qwen_coder": ("</tool_call>",),
     "deepseek": ("<｜tool▁call▁end｜>",),
 }
-"""Format → the text that ends its first call. Other formats write all calls as one list, of which the first call counts."""
+"""Mapping from a format to the strings that end its first tool call. All other formats write tool calls as one list, of which
+only the first call is used."""
 
 
 def ends_of_one_call(request: ChatRequest, form: Form) -> tuple[str, ...]:
-    """Return the strings that end a completion with at most one call."""
+    """Return the strings that end a completion, if the completion may contain at most one tool call."""
     if request.parallel_tool_calls or not request.calls_tools:
         return ()
     return _ENDS.get(form, ())
 
 
 def read_chat(agents: Agents, model: str, agent: str, request: ChatRequest) -> Chat:
-    """Return a chat without the tokens of its prompt; raises RequestError (400) for parameters that the agent does not support."""
+    """Return a chat without the tokens of its prompt. Raises RequestError (400) for parameters that the agent does not support."""
     if request.logprobs and agents.texts(agent) is None:
         raise wrong(
             f"The engine of '{agent}' returns no tokens, so log-probs are unavailable. Remove `logprobs`.",

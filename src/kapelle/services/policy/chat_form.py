@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: strictly parsed requests, messages as agents read them, and responses, whole or in chunks."""
+"""Implements the format of OpenAI's chat completions: strictly parsed requests, messages for agents, and whole or streamed responses."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from kapelle.types import Adjustments, Json, Message, Sampling
 MOST_CHOICES = 128
 MOST_STOPS = 16
 MOST_ALTERNATIVES = 20
-"""Maximum number of alternatives to one token."""
+"""The maximum number of alternatives to each token."""
 LEAST_TEMPERATURE = 1e-10
-"""The smallest temperature above 0; a smaller one makes logits too large for float32."""
+"""The minimum temperature above 0. A smaller temperature would make logits too large for float32."""
 LONGEST_STOP = 1024
-"""Maximum number of characters of one stop string."""
+"""The maximum number of characters of a stop string."""
 
 
 class TextPart(Body):
@@ -38,7 +38,7 @@ class TextPart(Body):
     type: Literal["text"]
     text: str
     cache_control: dict[str, Any] | None = None
-    """A cache hint of some providers; ignored."""
+    """A cache hint that some providers support. The value is ignored."""
 
 
 class RefusalPart(Body):
@@ -52,15 +52,15 @@ Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
 class Function(Body):
-    """The function of a tool call."""
+    """The function in a tool call."""
 
     name: str
     arguments: str
-    """A JSON string."""
+    """The arguments of the function as a JSON string."""
 
     @property
     def read(self) -> ReadCall | UnreadCall:
-        """Return the call, or an `UnreadCall` if the arguments are not a JSON object. An empty string counts as an empty object."""
+        """Return the parsed call, or an `UnreadCall` if the arguments are not a JSON object. An empty string counts as an empty object."""
         try:
             # The parser limits the depth, so that the value can be serialised.
             arguments = from_json(self.arguments) if self.arguments.strip() else {}
@@ -79,18 +79,18 @@ class ToolCall(Body):
     type: Literal["function"] = "function"
     function: Function
     index: int | None = None
-    """The call's position in the list, which clients keep from streamed responses; ignored."""
+    """The position of the call in the list, which clients copy from streamed responses. The value is ignored."""
 
 
 class ChatMessage(Body):
-    """One message of the conversation."""
+    """A message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
     name: str | None = Field(default=None, min_length=1, max_length=64)
-    """Name of the speaker."""
+    """The name of the author of the message."""
     reasoning_content: str | None = None
-    """Thoughts of an assistant. In a continued conversation, the sampled tokens contain them."""
+    """The thoughts of an assistant. In a continued conversation, the thoughts are part of the sampled tokens."""
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=1024)
     tool_call_id: str | None = None
     # Clients that keep whole messages send these fields of responses back.
@@ -99,14 +99,14 @@ class ChatMessage(Body):
 
     @property
     def text(self) -> str:
-        """The message's content as one string, followed by a refusal if there is one."""
+        """The content of the message as one string, followed by the refusal if there is one."""
         parts = self.content if isinstance(self.content, list) else ()
         texts = [part.refusal if isinstance(part, RefusalPart) else part.text for part in parts]
         return "".join(texts) + (self.content if isinstance(self.content, str) else "") + (self.refusal or "")
 
 
 class ToolFunction(Body):
-    """A tool's name and its arguments as a JSON schema."""
+    """The name of a tool, and its arguments as a JSON schema."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     description: str | None = None
@@ -128,26 +128,26 @@ class FunctionName(Body):
 
 
 class NamedChoice(Body):
-    """The choice of one tool by name."""
+    """The choice of a tool by its name."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class TextFormat(Body):
-    """Any text."""
+    """The response format for unconstrained text."""
 
     type: Literal["text"] = "text"
 
 
 class JsonFormat(Body):
-    """A JSON object."""
+    """The response format for any JSON object."""
 
     type: Literal["json_object"]
 
 
 class JsonSchema(Body):
-    """A schema, with the client's name and description for it."""
+    """A JSON schema with the name and the description that the client has given to it."""
 
     schema_: dict[str, Any] = Field(alias="schema")
     name: str | None = None
@@ -156,23 +156,23 @@ class JsonSchema(Body):
 
 
 class SchemaFormat(Body):
-    """JSON that matches a schema."""
+    """The response format for JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
 class StreamOptions(Body):
-    """Options of a stream."""
+    """Options of a streamed response."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
-    """This option is ignored."""
+    """An option of OpenAI's API that is ignored."""
     continuous_usage_stats: Literal[False] = False
 
 
 class SamplingBody(Body):
-    """The sampling settings of OpenAI's and vLLM's servers, which every kind of request can contain."""
+    """The sampling parameters of the servers of OpenAI and vLLM, which every kind of request may contain."""
 
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: str | list[str] | None = None
@@ -180,9 +180,9 @@ class SamplingBody(Body):
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default={}, max_length=1024)
-    """Token id, as a string → the number that is added to its logit."""
+    """Mapping from a token id (as a string) to the number that is added to the logit of the token."""
     top_k: int | None = Field(default=None, ge=-1)
-    """0 and -1 keep all tokens."""
+    """The number of most likely tokens that are kept; the values 0 and -1 keep all tokens."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
@@ -190,7 +190,7 @@ class SamplingBody(Body):
     stop_token_ids: list[int] = Field(default=[], max_length=0)
     skip_special_tokens: Literal[True] = True
     spaces_between_special_tokens: bool = True
-    """This option is ignored."""
+    """An option of vLLM's API that is ignored."""
     include_stop_str_in_output: Literal[False] = False
     length_penalty: Annotated[float, AfterValidator(partial(neutral, only=1))] = 1.0
     use_beam_search: Literal[False] = False
@@ -211,7 +211,7 @@ class SamplingBody(Body):
         return value
 
     def adjustments(self, most: int) -> Adjustments | None:
-        """Return the changes of the sampling distribution for a completion of at most `most` tokens; None if there are none."""
+        """Return the changes of the sampling distribution for a completion of at most `most` tokens, or None if there are no changes."""
         changes = Adjustments(
             tuple((int(token), bias) for token, bias in self.logit_bias.items() if bias),
             most if self.ignore_eos else min(self.min_tokens, most),
@@ -224,7 +224,7 @@ class SamplingBody(Body):
 
 
 class ChatRequest(SamplingBody):
-    """One request; any other parameter that would change the completion raises a RequestError."""
+    """A chat completion request. Any other parameter that would change the completion raises a RequestError."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
@@ -244,7 +244,7 @@ class ChatRequest(SamplingBody):
         TextFormat()
     )
     chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=64)
-    """Arguments of the agent's chat template; arguments that the template does not read have no effect."""
+    """Arguments of the agent's chat template. Arguments that the template does not use have no effect."""
     # Other values of these parameters would change the completion.
     modalities: list[Literal["text"]] = Field(default=["text"], max_length=1)
     add_generation_prompt: Literal[True] = True
@@ -274,17 +274,20 @@ class ChatRequest(SamplingBody):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Strings that end a completion."""
+        """The strings that end a completion."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with the token usage."""
+        """Whether a streamed response ends with the token usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def listens(self) -> bool:
-        """Whether tokens are sent as they are sampled; alternatives to tokens are known only at the end."""
+        """Whether tokens are sent as they are sampled.
+
+        Tokens cannot be sent immediately if alternatives are requested, because alternatives are known only at the end.
+        """
         return self.stream and not self.top_logprobs
 
     @property
@@ -299,7 +302,10 @@ class ChatRequest(SamplingBody):
         return tuple(name for name, value in given.items() if value is not None)
 
     def sampling(self, own: Sampling) -> Sampling:
-        """Return the sampling settings of the request; for those that it does not set, the agent's `own` settings apply."""
+        """Return the sampling parameters of the request.
+
+        For parameters that the request does not set, the agent's `own` parameters apply.
+        """
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         most = min(limits, default=own.max_tokens)
         return Sampling(
@@ -315,7 +321,7 @@ class ChatRequest(SamplingBody):
 
 
 def read_request(body: Mapping[str, Json]) -> ChatRequest:
-    """Return a request; raises a RequestError (400) that names the first parameter that is incorrect or not supported."""
+    """Parse a request. Raises RequestError (400), which names the first parameter that is incorrect or not supported."""
     return read_body(ChatRequest, body)
 
 
@@ -323,31 +329,32 @@ def read_request(body: Mapping[str, Json]) -> ChatRequest:
 
 
 NAMED = ("system", "user")
-"""Roles that several speakers may share: in an agent's prompt, `NAME: ` precedes their texts."""
+"""The roles that several authors may share. In the prompt of an agent, the name of the author and a colon precede the content."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageReader:
-    """Turns messages into the format that an agent's chat template reads."""
+    """Converts messages to the format that the chat template of an agent expects."""
 
     form: Form = "hermes"
-    """The format of calls if the template does not write them itself."""
+    """The format of tool calls, which is used if the template does not format them itself."""
     structured: bool = False
-    """Whether the template itself writes tools, calls and their results."""
+    """Whether the template itself formats tools, tool calls and their results."""
     calls: CallForm | None = HERMES
-    """The format of a forced call; None if calls cannot be forced."""
+    """The format of a forced tool call, or None if tool calls cannot be forced."""
     described: Json = None
-    """The model's own description of its completions, if `form` is not the format of its template (`SpeechForm.described`)."""
+    """The model's own description of its completions, if `form` is not the format of its template (see `SpeechForm.described`)."""
     is_endpoint: bool = False
-    """Whether an endpoint's server receives the tools as fields of its request, so that no message describes them."""
+    """Whether the server of an endpoint receives the tools as fields of its request, so that no message needs to describe them."""
 
     def conversation(
         self, messages: Sequence[ChatMessage], tools: Sequence[OfferedTool], opening: Sequence[Message]
     ) -> list[Message]:
-        """Return the conversation that an agent reads: its own `opening`, then the caller's messages.
+        """Return the conversation for an agent, which consists of the agent's `opening` and the caller's messages.
 
-        A system message from the caller replaces the agent's. Tools are placed where the template places them,
-        otherwise before the caller's first user message, as in the environment `tools`.
+        A system message from the caller replaces the agent's system message. The chat template may determine the
+        position of tools. Otherwise, tools are placed before the caller's first user message, as in the environment
+        `tools`.
         """
         given = self.messages(messages)
         if any(message.role == "system" for message in given):
@@ -371,7 +378,7 @@ class MessageReader:
         return read
 
     def messages(self, messages: Sequence[ChatMessage], start: int = 0) -> tuple[Message, ...]:
-        """Return the messages from `start` on as an agent reads them; raises RequestError (400) for tool calls of other roles."""
+        """Convert the messages from index `start` on for an agent. Raises RequestError (400) for tool calls of other roles."""
         called = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
         return tuple(self._message(message, called) for message in messages[start:])
 
@@ -411,46 +418,46 @@ class MessageReader:
 
 
 PLAINLY = MessageReader()
-"""The reader for models whose chat templates do not support tools."""
+"""The message reader for models whose chat templates do not support tools."""
 
 
 # -------- Completions as OpenAI's clients read them: whole, or as the chunks of a stream
 
 Spell = Callable[[int], tuple[str, bytes]]
-"""Maps a token to its text and its bytes, which may be only a part of a character."""
+"""A function that maps a token to its text and its bytes, which may be only a part of a character."""
 
 
 def response_key(identity: str) -> str:
-    """Return the part of a response's `id` that both APIs share."""
+    """Return the part of a response's `id` that is the same in both APIs."""
     return identity.rpartition("-")[2].rpartition("_")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The fields that all chunks of one response share."""
+    """The fields that all chunks of a response share."""
 
     model: str
     session: str | None = None
-    """The session of the response; None if nothing is recorded."""
+    """The session of the response, or None if sessions are not recorded."""
     identity: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def response_id(self) -> str:
-        """The response's `id` in the Responses API."""
+        """The `id` of the response in the Responses API."""
         return f"resp_{response_key(self.identity)}"
 
     @property
     def extra(self) -> dict[str, Json]:
-        """Fields of the response that are not in OpenAI's format."""
+        """The fields of the response that are not part of OpenAI's format."""
         return {} if self.session is None else {"session": self.session}
 
     def row(self, kind: str) -> dict[str, Json]:
-        """Return the fields that precede the choices."""
+        """Return the fields of a response that precede the choices."""
         return {"id": self.identity, "object": kind, "created": self.created, "model": self.model}
 
     def opening(self, choice: int) -> dict[str, Json]:
-        """Return the first piece of one choice."""
+        """Return the first chunk of a choice."""
         return self.chunk(choice, {"role": "assistant", "content": "", "refusal": None}, extra=self.extra)
 
     def chunk(
@@ -461,7 +468,7 @@ class Head:
         reason: str | None = None,
         extra: Mapping[str, Json] | None = None,
     ) -> dict[str, Json]:
-        """Return one piece of one choice; `extra` are fields that are not in OpenAI's format."""
+        """Return a chunk of a choice. The argument `extra` contains fields that are not part of OpenAI's format."""
         row: dict[str, Json] = {
             **self.row("chat.completion.chunk"),
             "choices": [{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
@@ -470,7 +477,7 @@ class Head:
 
 
 def message_of(answer: ParsedAnswer) -> dict[str, Json]:
-    """Return a completion as a message in OpenAI's format."""
+    """Convert a completion to a message in OpenAI's format."""
     message: dict[str, Json] = {"role": "assistant", "content": answer.words, "refusal": None}
     if answer.thoughts:
         message["reasoning_content"] = answer.thoughts
@@ -506,7 +513,7 @@ def _token_row(number: int, logprob: float, spell: Spell) -> dict[str, Json]:
 
 
 def usage_row(read: int, written: int) -> dict[str, Json]:
-    """Return the numbers of prompt tokens and completion tokens."""
+    """Return the numbers of prompt tokens and completion tokens in OpenAI's format."""
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
@@ -518,31 +525,31 @@ class Piece:
     thoughts: str
     words: str
     tokens: list[Json] | None = None
-    """New tokens and their log-probs; None unless the caller requests them."""
+    """The new tokens with their log-probs, or None if the caller has not requested them."""
     extra: Mapping[str, Json] = field(default_factory=dict)
-    """Fields that are not in OpenAI's format."""
+    """Fields that are not part of OpenAI's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A complete choice: the content and tokens after its last piece, and the whole message."""
+    """The end of a choice: the content and tokens after its last piece, and the complete message."""
 
     choice: int
     thoughts: str
     words: str
     tokens: list[Json] | None
     message: Mapping[str, Json]
-    """The whole choice as a message in OpenAI's format."""
+    """The complete choice as a message in OpenAI's format."""
     reason: str
-    """The finish reason."""
+    """The reason why the choice ended."""
     usage: tuple[int, int]
-    """Numbers of prompt tokens and completion tokens; if there are several choices, only the first counts the prompt."""
+    """The numbers of prompt tokens and completion tokens. If there are several choices, only the first one counts the prompt tokens."""
     about: Mapping[str, Json]
-    """Fields that are not in OpenAI's format."""
+    """Fields that are not part of OpenAI's format."""
 
 
 class Answering(Protocol):
-    """A request to which an agent or the team is responding."""
+    """The interface of a request to which an agent or the team is responding."""
 
     @property
     def head(self) -> Head:
@@ -555,24 +562,24 @@ class Answering(Protocol):
 
 
 async def finished(answering: Answering, answers: AsyncIterator[Any]) -> list[Finished]:
-    """Return the complete choices."""
+    """Collect the complete choices of a response."""
     return [each async for each in answering.pieces(answers) if isinstance(each, Finished)]
 
 
 def usage_of(choices: Sequence[Finished]) -> dict[str, Json]:
-    """Return the numbers of tokens of several choices."""
+    """Return the total numbers of tokens of several choices."""
     return usage_row(sum(each.usage[0] for each in choices), sum(each.usage[1] for each in choices))
 
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """Responses of the chat completions API, whole or as the chunks of a stream."""
+    """Formats responses of the chat completions API, either as a whole or as the chunks of a stream."""
 
     request: ChatRequest
     failed = staticmethod(RequestError.row)
 
     async def whole(self, answering: Answering, answers: AsyncIterator[Any]) -> Json:
-        """Return the whole response."""
+        """Return the whole response as one JSON object."""
         head, done = answering.head, await finished(answering, answers)
         choices: list[dict[str, Json]] = []
         about: dict[str, Json] = {}
@@ -597,7 +604,7 @@ class ChatForm:
     async def events(
         self, answering: Answering, answers: AsyncIterator[Any]
     ) -> AsyncGenerator[dict[str, Json] | str, None]:
-        """Yield the response in chunks."""
+        """Yield the response as chunks."""
         head, done = answering.head, list[Finished]()
         for k in range(self.request.n):
             yield head.opening(k)

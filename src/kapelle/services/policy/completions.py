@@ -1,4 +1,7 @@
-"""Completions of plain prompts (`POST /v1/completions`): an agent continues a text or token ids without a conversation."""
+"""Implements completions of plain prompts (`POST /v1/completions`).
+
+An agent continues a text or a list of token ids without a conversation.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +34,18 @@ from kapelle.services.request_errors import RequestError, read_body, wrong
 from kapelle.types import Json
 
 MOST_PROMPTS = 128
-"""Maximum number of prompts of one call."""
+"""The maximum number of prompts of one call."""
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(SamplingBody):
-    """One request; other parameters raise a RequestError."""
+    """A completion request. Parameters that are not listed raise a RequestError."""
 
     model: str
     prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
-    """A string or token ids, or a list of these."""
+    """The prompt as a string or as token ids, or a list of prompts."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -59,7 +62,7 @@ class CompletionRequest(SamplingBody):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, as a list."""
+        """The prompts as a list."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         several = [each for each in self.prompt if not isinstance(each, int)]
@@ -67,21 +70,21 @@ class CompletionRequest(SamplingBody):
 
 
 _Begun = tuple[Chat, AsyncIterator[NewTokens | Sampled]]
-"""A prompt in progress, and its choices."""
+"""A chat for a prompt that is in progress, and the iterator over its choices."""
 
 
 @dataclass
 class CompletionForm:
-    """One call and its response."""
+    """A completion call and the format of its response."""
 
     given: CompletionRequest
     prompts: Sequence[str | Sequence[int]]
     request: ChatRequest
-    """The chat request with the same sampling settings."""
+    """The chat completion request with the same sampling parameters."""
 
     @classmethod
     def read(cls, body: Json) -> CompletionForm:
-        """Parse a call; raises a RequestError (400) that names the first parameter that is incorrect or not supported."""
+        """Parse a call. Raises RequestError (400), which names the first parameter that is incorrect or not supported."""
         if isinstance(body, dict):
             body = dict(body)
             if body.get("best_of") == (body.get("n") or 1):
@@ -105,11 +108,11 @@ class CompletionForm:
 
     @property
     def answers(self) -> int:
-        """Number of completions."""
+        """The number of completions."""
         return self.given.n * len(self.prompts)
 
     async def begin(self, agents: Agents, model: str) -> list[_Begun]:
-        """Return a chat for each prompt, with its completions; raises RequestError (400) for a prompt that the agent cannot read."""
+        """Return a chat for each prompt, with its completions. Raises RequestError (400) for a prompt that the agent does not support."""
         agent = model.rpartition("/")[2]
         renderer = agents.setup.engine.renderer(agents.setup.team.policy(agent).name)
         if not isinstance(renderer, ReadsPrompts):
@@ -127,7 +130,7 @@ class CompletionForm:
         return begun
 
     async def whole(self, begun: Sequence[_Begun]) -> Json:
-        """Return the whole response."""
+        """Return the whole response as one JSON object."""
         answers = await asyncio.gather(*(finished(*each) for each in begun))
         choices = [
             self._choice(k * self.given.n + each.choice, each.message["content"], each.tokens, each.reason)
@@ -144,7 +147,7 @@ class CompletionForm:
         }
 
     async def events(self, begun: Sequence[_Begun]) -> AsyncGenerator[Json | str, None]:
-        """Yield the response in pieces, one prompt after the other."""
+        """Yield the response in chunks, one prompt after another."""
         head, done = self._head(), list[Finished]()
         yield {**head, "choices": [self._choice(k, "", None, None) for k in range(self.answers)]}
         for k, (chat, answers) in enumerate(begun):

@@ -1,7 +1,7 @@
-"""Embeddings of texts (`POST /v1/embeddings`) by a sentence-transformers model that is served together with the team (`--embedder`).
+"""Implements embeddings of texts (`POST /v1/embeddings`) with a sentence-transformers model.
 
-It is meant for programs with a memory or a retriever, which use the same base URL for their chat model and their
-embedder.
+The model is served together with the team (`--embedder`). This route is intended for programs with a memory or a
+retriever that use the same base URL for their chat model and their embedder.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from kapelle.services.request_errors import Body, read_body, wrong
 from kapelle.types import Json
 
 MOST_TEXTS = 2048
-"""Maximum number of texts of one call, as in OpenAI's API."""
+"""The maximum number of texts of one call, as in OpenAI's API."""
 
 
 class EmbeddingRequest(Body):
-    """One request; other parameters raise a RequestError."""
+    """An embedding request. Parameters that are not listed raise a RequestError."""
 
     model: str
     input: str | list[Any]
-    """A string, or a list of strings."""
+    """The text to embed, or a list of texts."""
     encoding_format: Literal["float", "base64"] = "float"
-    """Numbers, or the bytes of little-endian float32 numbers, which OpenAI's client requests by default."""
+    """The encoding of the vectors: a list of numbers, or the base64-encoded bytes of little-endian float32 numbers. OpenAI's
+    client requests the bytes by default."""
     dimensions: int | None = Field(default=None, ge=1)
     # This parameter has no effect.
     user: str | None = None
 
     @property
     def texts(self) -> list[str]:
-        """The texts; raises RequestError (400) for any other input."""
+        """The texts as a list. Raises RequestError (400) for any other input."""
         given = [self.input] if isinstance(self.input, str) else self.input
         if given and all(isinstance(each, int | list) for each in given):
             raise wrong(
@@ -53,16 +54,19 @@ class EmbeddingRequest(Body):
 
 
 class Embedder:
-    """A sentence-transformers model with a name."""
+    """A named sentence-transformers model."""
 
     def __init__(self, path: str) -> None:
-        """Load a model from a folder or the hub; raises AbsentPackage and ModelError."""
+        """Load a model from a folder or from the hub. Raises AbsentPackage and ModelError."""
         self.name = Path(path).resolve().name if Path(path).is_dir() else path
         self._read = load_sentences(path)
         self._one_at_a_time = Lock()
 
     async def answer(self, body: Json) -> Json:
-        """Return the vectors of a call's texts in OpenAI's format; raises a RequestError (400) that names the first incorrect parameter."""
+        """Return the vectors of the texts of a call in OpenAI's format.
+
+        Raises RequestError (400), which names the first incorrect parameter.
+        """
         given = read_body(EmbeddingRequest, body)
         texts = given.texts
         vectors, tokens = await asyncio.to_thread(self._vectors, texts)

@@ -1,7 +1,7 @@
-"""The server that outside programs call while a run trains on their episodes.
+"""Implements the server that outside programs call while a run trains on their episodes.
 
-Calls are handled by the episodes of the run's loop (`environments.external`), which samples, trains and publishes
-weights as with any other environment.
+The calls are handled by the episodes of the run's loop (`environments.external`). The loop samples, trains and
+publishes weights as with any other environment.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def serve_outside(
     key: str | None = None,
     door: Path | None = None,
 ) -> Iterator[None]:
-    """Let outside programs run the episodes of a run while the block runs; raises ConfigError if the port is taken.
+    """Let outside programs run the episodes of a run while the block runs. Raises ConfigError if the port is in use.
 
-    Episodes find the server by `key`, by default the environment's. Programs in sandboxes call through the Unix socket
-    `door`, and can only call agents. `say` reports to the user the URL that programs call (`serving`), and their
-    failures (`program`).
+    Episodes find the server by `key`, which is the key of the environment by default. Programs in sandboxes call the
+    server through the Unix socket `door`. These programs can only call agents. The function `say` reports the URL that
+    programs call (`serving`) and failures of programs (`program`) to the user.
     """
     if isinstance(setup.engine, ServesCallers):
         setup.engine.serve()  # respond immediately: runs with outside programs are not reproducible anyway
@@ -108,13 +108,14 @@ def serve_outside(
 CALLED_FROM_SANDBOXES = re.compile(
     r"/sessions/([^/]+)/v1/(chat/completions|completions|responses(/[^/]+)?|models(/.+)?)"
 )
-"""The calls that a program in a sandbox may make: it can call the agents in its own session, but cannot get tasks or post rewards."""
+"""A regular expression for the calls that a program in a sandbox may make. Such a program can call the agents in its own
+session, but cannot get tasks or post rewards."""
 MOST_AT_ONCE = 64
-"""Maximum number of simultaneous calls of one such program; a further call receives status 429."""
+"""The maximum number of simultaneous calls of one program in a sandbox. A further call receives the status 429."""
 
 
 def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
-    """Return an application that accepts all calls over TCP, and only `CALLED_FROM_SANDBOXES` over a Unix socket.
+    """Return an application that accepts all calls over TCP, but only `CALLED_FROM_SANDBOXES` over a Unix socket.
 
     Programs in sandboxes have no token, so the token is added to their calls.
     """
@@ -158,7 +159,11 @@ class OutsideDesk(Recorder):
     def __init__(
         self, board: Switchboard, agents: Agents, absence: float = math.inf, *, grades: bool = False
     ) -> None:
-        """`absence` is the number of seconds for which a program may be disconnected; `grades` is whether answers are graded."""
+        """Create the desk.
+
+        The argument `absence` is the number of seconds for which a program may be disconnected. The argument `grades`
+        states whether answers are graded.
+        """
         self._board = board
         self.presence = Presence(self._dead, absence)
         bounds = agents.setup.environment.reward_range
@@ -167,11 +172,11 @@ class OutsideDesk(Recorder):
         )
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes of the recorder, and those of tasks."""
+        """Return the routes of the recorder and the routes for tasks."""
         return (*super().routes(), route("POST", "/v1/task", self.task))
 
     async def task(self, call: Call) -> JsonAnswer:
-        """Wait for an episode, and return its task and session."""
+        """Wait for an episode, and return its task and its session."""
         if call.body:
             raise RequestError(400, "The body must be an empty object.", None, "invalid_request")
         episode = await self._take(call)
@@ -267,7 +272,7 @@ class OutsideDesk(Recorder):
                 left.cancel()  # the caller has disconnected
 
     def _finish(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
-        """Finish the episode of a rewarded session."""
+        """Finish the episode of a session that has received its reward."""
         episode = self._board.running(session.name)
         if episode is None:
             raise _over()
@@ -297,41 +302,41 @@ class OutsideDesk(Recorder):
 
 
 _IGNORED = {"temperature", "top_p", "chat_template_kwargs", *SamplingBody.model_fields} - {"stop"}
-"""Parameters with which log-probs would differ from those of the recipe's distribution."""
+"""Parameters that would make the log-probs differ from those of the recipe's sampling distribution."""
 
 
 class Presence:
-    """The open connections of programs that run episodes; used in the server's event loop.
+    """Keeps track of the open connections of programs that run episodes. The object is used in the event loop of the server.
 
-    When a program ends, its connections close. A program that continues without a connection must make a call before
-    the deadline.
+    When a program terminates, its connections are closed. A program that continues without a connection must make a
+    call before the deadline.
     """
 
     def __init__(self, dead: Callable[[str, float], None], seconds: float) -> None:
         """Call `dead` for each session that has had no open connection for `seconds`."""
         self._dead, self._seconds = dead, seconds
         self._carried: dict[Peer, set[str]] = {}
-        """Open connection → the sessions that have used it."""
+        """Mapping from an open connection to the sessions that have used it."""
         self._open: dict[str, set[Peer]] = {}
-        """Session → the open connections that it has used."""
+        """Mapping from a session to the open connections that it has used."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        """Timers of the sessions without an open connection."""
+        """The timers of the sessions without an open connection."""
         self._fetched: dict[str, Peer] = {}
-        """Session → the connection that has fetched its task, until the session's first call."""
+        """Mapping from a session to the connection that has fetched its task, until the first call of the session."""
 
     def opened(self, peer: Peer) -> None:
         """Register a new connection."""
         self._carried[peer] = set()
 
     def closed(self, peer: Peer) -> None:
-        """Register the end of a connection."""
+        """Register that a connection was closed."""
         for name in self._carried.pop(peer, ()):
             if name in self._open:
                 self._open[name].discard(peer)
                 self._wait(name)
 
     def begin(self, name: str, peer: Peer | None) -> None:
-        """Begin to watch a session whose task `peer` has fetched."""
+        """Start watching a session whose task was fetched by `peer`."""
         if peer is not None:
             self._open[name] = set()
             self.called(name, peer)
@@ -353,7 +358,7 @@ class Presence:
         self._wait(name)
 
     def forget(self, over: Callable[[str], bool]) -> None:
-        """Stop watching the sessions for which `over` is true."""
+        """Stop watching the sessions for which `over` returns true."""
         for name in [name for name in self._open if over(name)]:
             self._stop(name)
             self._fetched.pop(name, None)
@@ -374,7 +379,7 @@ class Presence:
 
 
 def _stops(chat: Chat) -> tuple[str, ...]:
-    """Return the stop strings of a completion in addition to the agent's own."""
+    """Return the stop strings of a completion in addition to the agent's own stop strings."""
     constrained = chat.prompt.sampling.constraint is not None
     return (*chat.request.stops, *(() if constrained else ends_of_one_call(chat.request, chat.reader.form)))
 

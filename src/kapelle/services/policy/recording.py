@@ -1,11 +1,11 @@
-"""Records sessions of outside programs, which become episodes when their rewards are posted.
+"""Records sessions of outside programs. A session becomes an episode when its reward is posted.
 
     POST /v1/sessions/NAME/reward   {"reward": 1.0}   or   {"rewards": {"planner": 0.5, "coder": 1.0}}
     POST /v1/turns/ID/reward        {"reward": 0.2}   for one turn, before the session's reward; ID is the response's
     `id`, or the turn's number
 
-An episode is a line in `episodes.jsonl`, in the format of a run's episodes (`runs.episode_json`): exact token ids,
-log-probs, agents, versions and hashes of the weights. Sessions without a reward are dropped.
+Each episode is a line in `episodes.jsonl`, in the format of a run's episodes (`runs.episode_json`). The line contains
+the exact token ids, log-probs, agents, versions and hashes of the weights. Sessions without a reward are discarded.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from kapelle.types import Episode, Json, Message, Task, Turn
 # record, and is counted.
 
 MOST_TURNS = 4096
-"""Maximum number of turns of one session."""
+"""The maximum number of turns of one session."""
 
 
 @dataclass(eq=False, slots=True)
 class ReadPrefix:
-    """A completion that conversations may continue."""
+    """A completion that later calls of a conversation may continue."""
 
     session: ChatSession
     turn: Turn
     continued: int = 0
-    """Number of completions that continue this one."""
+    """The number of completions that continue this completion."""
     before: tuple[Message, ...] = ()
     """The conversation up to this completion."""
 
@@ -70,25 +70,25 @@ class ChatSession:
 
     name: str
     named: bool
-    """Whether the caller named it; other sessions are matched by their conversations."""
+    """Whether the caller has named the session. Other sessions are identified by their conversations."""
     task: str | None = None
-    """The task that the caller specifies; None for the program's own task."""
+    """The task that the caller specifies, or None if the program has its own task."""
     turns: list[Turn] = field(default_factory=list)
     responses: dict[str, list[int]] = field(default_factory=dict)
-    """`id` of a response → numbers of its turns, one for each choice."""
+    """Mapping from the `id` of a response to the indices of its turns, one for each choice."""
     nodes: dict[tuple[str, bytes], list[ReadPrefix]] = field(default_factory=dict)
-    """(agent, digest of a conversation up to a completion) → the completions."""
+    """Mapping from an agent and the digest of a conversation up to a completion to the completions."""
     counts: Counter[str] = field(default_factory=Counter)
-    """`branches`: calls that continue the same completion as another call. `restarts`: conversations without a known
-    beginning, although the agent has already taken a turn."""
+    """The counts of two events. Calls that continue the same completion as another call are counted as `branches`.
+    Conversations without a known beginning, although the agent has already taken a turn, are counted as `restarts`."""
     under_way: int = 0
-    """Number of completions in progress."""
+    """The number of completions in progress."""
     called: float = 0.0
-    """Time of the last call, in seconds of the monotonic clock."""
+    """The time of the last call, in seconds of the monotonic clock."""
 
 
 Join = Callable[[ChatSession], None]
-"""Counts the completions of a call in its session."""
+"""A function that counts the completions of a call in their session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +98,28 @@ class ContinuedAt:
     session: ChatSession
     agent: str
     after: ReadPrefix | None
-    """The completion that the call continues; None at the start of a conversation."""
+    """The completion that the call continues, or None at the start of a conversation."""
     new_messages: tuple[Message, ...]
-    """The messages after that completion."""
+    """The messages after the completion that the call continues."""
     digest: bytes
-    """Digest of the whole conversation."""
+    """The digest of the whole conversation."""
     completed_before: int
-    """Number of complete turns of the session."""
+    """The number of complete turns of the session."""
 
 
 class Sessions:
-    """The open sessions; used by one thread."""
+    """The open sessions, which may be used by only one thread."""
 
     def __init__(
         self, most: int = 1024, lifetime: float = math.inf, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Keep at most `most` sessions; if there are more, drop those without a call for `lifetime` seconds."""
+        """Keep at most `most` sessions. If there are more, sessions without a call for `lifetime` seconds are discarded."""
         self._most = most
         self._lifetime = lifetime
         self._clock = clock
         self._open: dict[str, ChatSession] = {}
         self.dropped = 0
-        """Number of sessions that were dropped to make room."""
+        """The number of sessions that were discarded to make room."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -128,19 +128,20 @@ class Sessions:
         return iter(self._open.values())
 
     def known(self, name: str | None) -> ChatSession | None:
-        """Return the open session with this name, or None."""
+        """Return the open session with the given name, or None if there is no such session."""
         return None if name is None else self._open.get(name)
 
     def get(self, name: str) -> ChatSession:
-        """Return an open session; raises RequestError (404) if there is none with this name."""
+        """Return the open session with the given name. Raises RequestError (404) if there is no such session."""
         if name not in self._open:
             raise RequestError(404, "No open session has this name.", None, "session_not_found")
         return self._open[name]
 
     def turn(self, session: str | None, name: str) -> tuple[ChatSession, Turn]:
-        """Return a turn with its session, by the `id` of its response, or by its number in a named session.
+        """Return a turn and its session, identified by the `id` of the response or by the turn's index in a named session.
 
-        Raises RequestError: 404 for an unknown turn, 400 for the `id` of a response with several choices.
+        Raises RequestError with the status 404 for an unknown turn, and with the status 400 for a response with several
+        choices.
         """
         for each in self:
             if session not in (None, each.name):
@@ -163,7 +164,7 @@ class Sessions:
         )
 
     def begin(self, name: str | None = None) -> ChatSession:
-        """Return a new session, or the session with this name; raises RequestError (429) if there is no room."""
+        """Return a new session, or the session with the given name. Raises RequestError (429) if there is no room for a new session."""
         if (known := self.known(name)) is not None:
             known.called = self._clock()
             return known
@@ -195,9 +196,10 @@ class Sessions:
 
     @contextmanager
     def ending(self, name: str, *, busy: bool = False) -> Iterator[ChatSession]:
-        """End a session; it stays open if the block raises an error, so that its caller can retry.
+        """Return a context manager that ends a session.
 
-        Raises RequestError (409) if the session has completions in progress, unless `busy`.
+        If the block raises an error, the session stays open so that the caller can retry. Raises RequestError (409) if
+        the session has completions in progress, unless `busy` is true.
         """
         session = self.get(name)
         if session.under_way and not busy:
@@ -212,12 +214,12 @@ class Sessions:
             raise
 
     def forget(self, over: Callable[[str], bool]) -> None:
-        """Drop the sessions for which `over` is true."""
+        """Discard the sessions for which `over` returns true."""
         for name in [name for name in self._open if over(name)]:
             del self._open[name]
 
     def find(self, agent: str, request: ChatRequest, name: str | None) -> tuple[ReadPrefix, int] | None:
-        """Return the completion that a conversation continues and the number of messages up to it; None for a new conversation.
+        """Return the completion that a conversation continues and the number of messages up to it, or None for a new conversation.
 
         If no name is given, all sessions without a name are searched.
         """
@@ -233,7 +235,7 @@ class Sessions:
     def place(
         self, agent: str, request: ChatRequest, name: str | None, reader: MessageReader = PLAINLY
     ) -> ContinuedAt:
-        """Return the position at which a call continues, in a new session if necessary; `reader` reads the new messages."""
+        """Return the position at which a call continues, in a new session if necessary. The argument `reader` converts the new messages."""
         found = self.find(agent, request, name)
         session = self.begin(name) if found is None else found[0].session
         session.called = self._clock()
@@ -252,9 +254,10 @@ class Sessions:
     def keep(
         self, place: ContinuedAt, turn: Turn, answer: ParsedAnswer, conversation: tuple[Message, ...] = ()
     ) -> Turn:
-        """Record a turn and return it with its number.
+        """Record a turn, and return it with its index.
 
-        `answer` is the turn as its caller reads it, and `conversation` is the conversation up to this turn.
+        The argument `answer` is the turn as the caller receives it, and `conversation` is the conversation up to the
+        turn.
         """
         session = place.session
         kept = record(session, turn, place.completed_before)
@@ -267,14 +270,14 @@ class Sessions:
 
 
 def record(session: ChatSession, turn: Turn, seen: int) -> Turn:
-    """Append a turn to a session and return it with its number."""
+    """Append a turn to a session, and return it with its index."""
     kept = replace(turn, index=len(session.turns) if turn.index < 0 else turn.index, completed_before=seen)
     session.turns.append(kept)
     return kept
 
 
 def _digests(agent: str, request: ChatRequest) -> list[bytes]:
-    """Return a digest of every beginning of a conversation, including the empty one; all digests include the tools."""
+    """Return a digest for every prefix of a conversation, including the empty prefix. All digests include the tools."""
     tools = [tool.model_dump() for tool in request.tools] if request.calls_tools else []
     digests = [_extended(b"", [agent, tools])]
     for message in request.messages:
@@ -300,7 +303,7 @@ def _extended(digest: bytes, what: Json) -> bytes:
 
 
 def _plain(value: Json) -> Json:
-    """Return a value with its numbers as strings, so that 1 and 1.0 are equal."""
+    """Return a JSON value in which numbers are replaced by strings, so that 1 and 1.0 are equal."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -314,30 +317,31 @@ def _plain(value: Json) -> Json:
 
 
 class TurnReward(Body):
-    """The reward of one turn."""
+    """A request to set the reward of one turn."""
 
     reward: float
 
 
 class PostedReward(Body):
-    """The rewards of the agents in a session."""
+    """A request to set the rewards of the agents in a session."""
 
     reward: float | None = None
-    """The reward of every agent with a turn."""
+    """The reward of every agent that has taken a turn."""
     rewards: dict[str, float] = Field(default={}, max_length=1024)
-    """The rewards of agents by name, instead of `reward`."""
+    """The rewards of agents by name, as an alternative to `reward`."""
     answer: str | None = None
-    """The program's answer to its question, instead of a reward: `environment.questions` grades it."""
+    """The program's answer to its question, as an alternative to a reward. The answer is graded by `environment.questions`."""
     success: float | None = Field(default=None, ge=0.0, le=1.0)
-    """The team's success."""
+    """The success of the team."""
     info: dict[str, Any] = Field(default={}, max_length=64)
-    """Further facts for the episode's `info`."""
+    """Additional facts that are stored in the `info` of the episode."""
     failed: str | None = Field(default=None, max_length=LONGEST)
-    """The failure of the program, for `info["program"]`; calls in progress are then dropped."""
+    """A description of the program's failure, which is stored as `info["program"]`. If a failure is given, calls in progress
+    are discarded."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """All values that the reward adds to the episode's `info`."""
+        """All values that the request adds to the `info` of the episode."""
         return self.info if self.failed is None else {**self.info, "program": self.failed}
 
     def by_agent(self, team: Sequence[str]) -> Mapping[str, float]:
@@ -353,9 +357,10 @@ def read_reward(
     *,
     grades: bool = False,
 ) -> PostedReward:
-    """Parse a reward; raises RequestError (400) if no agent receives one, or for a value that an episode cannot hold.
+    """Parse a reward. Raises RequestError (400) if no agent receives a reward, or for a value that an episode cannot hold.
 
-    `bounds` are the minimum and maximum reward of an agent. With `grades`, an answer may replace the reward.
+    The argument `bounds` contains the minimum and maximum reward of an agent. If `grades` is true, an answer may be
+    posted instead of a reward.
     """
     reward = read_body(PostedReward, body)
     if reward.answer is not None and not grades:
@@ -397,9 +402,9 @@ def read_reward(
 # receives its first response.
 
 KEY, COUNT = "idempotency-key", "x-stainless-retry-count"
-"""Headers that identify a repeated call: its key, or the number of earlier attempts."""
+"""The headers that identify a repeated call, which contain the key of the call or the number of earlier attempts."""
 MOST = 4096
-"""Maximum number of responses and rewards that are kept for repeated calls."""
+"""The maximum number of responses and rewards that are kept for repeated calls."""
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -412,10 +417,10 @@ def _remember(known: OrderedDict[K, V], name: K, value: V) -> None:
 
 
 TASK = "x-kapelle-task"
-"""Header that contains the name of a program's task; the episodes of one task form a group."""
+"""The header that contains the name of a program's task. The episodes of one task form a group."""
 FILE = "episodes.jsonl"
 _BEGINS = b'{"step":'
-"""The beginning of each line of the file."""
+"""The first bytes of each line of the file."""
 
 
 class Recorder:
@@ -432,26 +437,27 @@ class Recorder:
         *,
         grades: bool = False,
     ) -> None:
-        """`take` receives each session with its reward, and returns further fields for its caller.
+        """Create the recorder. The function `take` receives each session with its reward, and returns additional fields for the caller.
 
-        `drop` receives sessions that end without a reward. `bounds` are the minimum and maximum reward of an agent;
-        `lifetime` is the number of seconds after its last call for which a session is kept if other sessions need its
-        place. `called` receives the session and connection of each call that shows or rewards a session. `grades` is
-        whether an answer can be posted instead of a reward.
+        The function `drop` receives sessions that end without a reward. The argument `bounds` contains the minimum and
+        maximum reward of an agent. The argument `lifetime` is the number of seconds after its last call for which a
+        session is kept if other sessions need room. The function `called` receives the session and connection of each
+        call that shows or rewards a session. The argument `grades` states whether an answer can be posted instead of a
+        reward.
         """
         self._grades = grades
         self.sessions = Sessions(lifetime=lifetime)
         self._answers: OrderedDict[
             tuple[str, str, bytes], tuple[ChatSession, str | None, Chat, Sequence[Sampled]]
         ] = OrderedDict()
-        """(session, agent, digest of the body) → the session, the call's key, and its response."""
+        """Mapping from a session, an agent and the digest of a body to the session, the key of the call, and its response."""
         self._rewards: OrderedDict[str, tuple[bytes, Mapping[str, Json]]] = OrderedDict()
-        """Session → digest of its reward, and the response to the call."""
+        """Mapping from a session to the digest of its reward and the response to the call."""
         self._on_reward, self._on_drop, self._bounds, self._called = take, drop, bounds, called
         self._agents = agents
 
     def routes(self) -> Sequence[Route]:
-        """Return the recorder's routes."""
+        """Return the routes of the recorder."""
         return (
             route("POST", "/v1/sessions", self.open),
             route("GET", "/v1/sessions/{name:path}", self.show),
@@ -462,7 +468,7 @@ class Recorder:
         )
 
     async def open(self, call: Call) -> JsonAnswer:
-        """Begin a session and return its name."""
+        """Handle a call that begins a session, and return the name of the session."""
         if call.body:
             raise RequestError(
                 400, "The body must be an empty object; the task is set in a header.", None, "invalid_request"
@@ -473,7 +479,7 @@ class Recorder:
         return JsonAnswer({"session": session.name})
 
     async def show(self, call: Call) -> JsonAnswer:
-        """Return a session's turns so far."""
+        """Handle a call that reads the turns of a session so far."""
         self._called(call.path, call.peer)
         session = self.sessions.get(call.path)
         turns = [
@@ -491,14 +497,14 @@ class Recorder:
         )
 
     async def drop(self, call: Call) -> JsonAnswer:
-        """End a session without a reward."""
+        """Handle a call that ends a session without a reward."""
         with self.sessions.ending(call.path) as ended:
             if self._on_drop is not None:
                 self._on_drop(ended)
         return JsonAnswer({"session": ended.name, "turns": len(ended.turns), "deleted": True})
 
     async def reward(self, call: Call) -> JsonAnswer:
-        """End a session with a reward."""
+        """Handle a call that ends a session with a reward."""
         name, slash, rest = call.path.partition("/")
         if slash and rest != "reward":
             raise RequestError(404, "There is no such path on this server.", None, "not_found")
@@ -524,7 +530,7 @@ class Recorder:
         return JsonAnswer(row)
 
     async def reward_turn(self, call: Call) -> JsonAnswer:
-        """Set the reward of a turn, which replaces an earlier reward; its session continues."""
+        """Handle a call that sets or replaces the reward of a turn. The session of the turn continues."""
         name, _, rest = call.path.partition("/")
         if rest != "reward":
             raise RequestError(404, "There is no such path on this server.", None, "not_found")
@@ -535,13 +541,16 @@ class Recorder:
         return JsonAnswer({"session": session.name, "turn": turn.index, "reward": reward})
 
     def _reward_turn(self, session: ChatSession, turn: Turn, reward: float) -> None:
-        """Store the reward of a turn."""
+        """Store the reward of a turn in its session."""
         session.turns[session.turns.index(turn)] = replace(turn, reward=reward)
 
     async def answers(
         self, chat: Chat, call: Call, join: Join
     ) -> tuple[Chat, AsyncIterator[NewTokens | Sampled]]:
-        """Return a chat with its prompt and session, and its completions, each of which is recorded before the caller receives it."""
+        """Return a chat with its prompt and its session, and its completions.
+
+        Each completion is recorded before the caller receives it.
+        """
         session = self.sessions.known(call.session)
         known = session and self._answers.get((session.name, chat.prompt.agent, _extended(b"", call.body)))
         key, count = call.headers.get(KEY), call.headers.get(COUNT, "0")
@@ -564,9 +573,10 @@ class Recorder:
     def team_answers(
         self, request: ChatRequest, call: Call, join: Join, answers: AsyncIterator[Spoken | TeamAnswer]
     ) -> tuple[str, AsyncIterator[Spoken | TeamAnswer]]:
-        """Return the session of a call of the whole team, and its answers; all turns are recorded before the answer is sent.
+        """Return the session of a call to the whole team, and the team's answers. All turns are recorded before the answer is sent.
 
-        Raises RequestError (400) if several answers are requested, because they would be one session with one reward.
+        Raises RequestError (400) if several answers are requested, because they would belong to one session with one
+        reward.
         """
         if request.n > 1:
             raise wrong(
@@ -589,11 +599,14 @@ class Recorder:
         return session.name, recorded()
 
     async def _place(self, chat: Chat, call: Call) -> ContinuedAt:
-        """Return the position at which a call continues."""
+        """Return the position in a session at which a call continues."""
         return self.sessions.place(chat.prompt.agent, chat.request, call.session, chat.reader)
 
     async def _begin(self, chat: Chat, place: ContinuedAt) -> tuple[Chat, AsyncIterator[NewTokens | Sampled]]:
-        """Return a chat with its prompt, and its completions; a continued conversation keeps the exact tokens of its beginning."""
+        """Return a chat with its prompt, and its completions.
+
+        A continued conversation keeps the exact tokens of its beginning.
+        """
         known = None
         if place.after is not None:
             turn = place.after.turn
@@ -656,10 +669,10 @@ class Recorder:
 
 
 class EpisodeFile:
-    """Writes rewarded sessions as episodes."""
+    """Writes sessions that have received a reward to a file of episodes."""
 
     def __init__(self, folder: Path, team: Sequence[str]) -> None:
-        """Append to a folder's episodes; raises OutputError if this is impossible, or if another server writes there."""
+        """Open the file in the folder for appending. Raises OutputError if this is impossible or if another server writes to the folder."""
         self._team = tuple(team)
         self._groups: dict[str, int] = {}
         try:
@@ -677,7 +690,7 @@ class EpisodeFile:
             ) from error
 
     def _begin(self, folder: Path) -> None:
-        """Lock the file, read its episodes, and remove the last line of a killed process."""
+        """Lock the file, read its episodes, and remove an incomplete last line that a killed process has left."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -700,7 +713,7 @@ class EpisodeFile:
         self._written = len(recorded)
 
     def take(self, session: ChatSession, reward: PostedReward) -> Mapping[str, object]:
-        """Write an episode and return its number."""
+        """Write the session as an episode, and return the index of the episode."""
         task = Task(session.task or session.name, "")
         acted = {turn.agent for turn in session.turns}  # agents without a turn receive no reward
         info = {"session": session.name, **dict(session.counts), **reward.facts}
@@ -728,7 +741,7 @@ class EpisodeFile:
 
 
 def read_recorded(folder: Path | str) -> list[Episode]:
-    """Return the episodes that `--record` has written to a folder, in order; an incomplete last line is ignored.
+    """Return the episodes that `--record` has written to a folder, in order. An incomplete last line is ignored.
 
     Raises DataError for a folder without episodes, and for a file with another format.
     """
@@ -742,7 +755,7 @@ def read_recorded(folder: Path | str) -> list[Episode]:
 
 
 def _read_lines(path: Path) -> tuple[list[Episode], int, bytes]:
-    """Return the episodes in a file's complete lines, the end of the last complete line, and the bytes after it."""
+    """Return the episodes in the complete lines of a file, the end of the last complete line, and the bytes after it."""
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
     rows = []

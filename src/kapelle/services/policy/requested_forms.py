@@ -1,4 +1,4 @@
-"""Constraints that callers set on a completion: JSON that matches a schema, or a tool call."""
+"""Handles the constraints that callers set on a completion, which are JSON that matches a schema, or a tool call."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from kapelle.types import Constraint, Json, Sampling
 def constraint_of(
     request: ChatRequest, reader: MessageReader, setup: RolloutSetup, agent: str, *, training: bool = False
 ) -> Constraint | None:
-    """Return the constraint of a completion, with calls in the format of the agent's `reader`; None for an unconstrained completion.
+    """Return the constraint on a completion, or None for an unconstrained completion.
 
-    Raises RequestError (400) for constraints that no text satisfies, and for engines without constrained decoding.
+    Tool calls have the format of the agent's `reader`. Raises RequestError (400) for constraints that no completion can
+    satisfy, and for engines without constrained decoding.
     """
     if reader.is_endpoint:
         return _forwarded(
@@ -93,7 +94,7 @@ def constraint_of(
 
 
 async def check_length(request: ChatRequest, sampling: Sampling, setup: RolloutSetup, agent: str) -> None:
-    """Raise RequestError (400) if no completion within `max_tokens` tokens can satisfy its constraint."""
+    """Raise RequestError (400) if no completion within `max_tokens` tokens can satisfy the constraint."""
     policy, constraint, most = setup.team.policy(agent).name, sampling.constraint, sampling.max_tokens
     engine = engine_of(setup.engine, policy)
     if constraint is None or not isinstance(engine, AppliesConstraints):
@@ -108,16 +109,20 @@ async def check_length(request: ChatRequest, sampling: Sampling, setup: RolloutS
 
 
 FORMS = {"tools", "tool_choice", "parallel_tool_calls", "response_format"}
-"""Fields that an endpoint's server receives exactly as the caller sent them."""
+"""The fields that are forwarded unchanged to the server of an endpoint."""
 SERVED = {"top_k", "chat_template_kwargs", "reasoning_effort", "verbosity", *SamplingBody.model_fields} - {
     "seed",
     "stop",
 }
-"""Further such fields, outside training; `seed`, `stop` and the other fields are sampling settings."""
+"""Additional fields that are forwarded unchanged outside of training. All other fields, including `seed` and `stop`, are
+sampling parameters."""
 
 
 def _forwarded(request: ChatRequest, own: Constraint | None, names: AbstractSet[str]) -> Constraint | None:
-    """Return the fields for an endpoint's server; they contain the agent's `own` constraint if the caller sets no response format."""
+    """Return the fields for the server of an endpoint.
+
+    If the caller sets no response format, the fields contain the agent's `own` constraint.
+    """
     fields = request.model_dump(include=request.model_fields_set & names, by_alias=True, exclude_none=True)
     if not request.tools:
         for name in ("tools", "tool_choice", "parallel_tool_calls"):

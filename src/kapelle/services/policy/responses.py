@@ -1,4 +1,4 @@
-"""Calls of OpenAI's Responses API, and the stored responses that later calls continue, read or delete."""
+"""Handles calls of OpenAI's Responses API, and stores the responses that later calls continue, read or delete."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from kapelle.services.request_errors import RequestError
 from kapelle.types import Json
 
 MOST = 4096
-"""Maximum number of responses that are kept."""
+"""The maximum number of responses that are kept."""
 MOST_CHARACTERS = 64 << 20
-"""Maximum total number of characters of their conversations."""
+"""The maximum total number of characters in the conversations of the kept responses."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response that calls may continue."""
+    """A stored response that later calls may continue."""
 
     row: Json
     session: str | None
-    """The response's session; None if nothing is recorded and the call specified no session."""
+    """The session of the response, or None if sessions are not recorded and the call specified no session."""
     items: Sequence[Json]
-    """The input of this call only."""
+    """The input items of this call, without the earlier conversation."""
     messages: Sequence[ChatMessage]
     """The whole conversation including the response, without instructions."""
     size: int
-    """Number of characters of the conversation."""
+    """The number of characters of the conversation."""
 
 
 class StoredResponses:
-    """The kept responses, of which the oldest ones are dropped first; used by one thread."""
+    """The stored responses, of which the oldest are discarded first. The object may be used by only one thread."""
 
     def __init__(
         self, under_way: Callable[[str], bool], most: int = MOST, characters: int = MOST_CHARACTERS
     ) -> None:
-        """Keep at most `most` responses and `characters` characters; drop responses of sessions that are not `under_way`."""
+        """Keep at most `most` responses and `characters` characters. Responses of sessions that are not `under_way` are discarded."""
         self._under_way = under_way
         self._most, self._characters = most, characters
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
@@ -62,14 +62,14 @@ class StoredResponses:
         return len(self._kept)
 
     def routes(self) -> Sequence[Route]:
-        """Return the routes of kept responses."""
+        """Return the routes for stored responses."""
         return (
             route("GET", "/v1/responses/{name:path}", self.show),
             route("DELETE", "/v1/responses/{name:path}", self.delete),
         )
 
     async def show(self, call: Call) -> JsonAnswer:
-        """Return a response, or the items of its input (for `/input_items`)."""
+        """Return a response or, for `/input_items`, the items of its input."""
         name, _, rest = call.path.partition("/")
         if rest not in ("", "input_items"):
             raise RequestError(404, "There is no such path on this server.", None, "not_found")
@@ -80,13 +80,13 @@ class StoredResponses:
         return JsonAnswer({"object": "list", "data": list(kept.items), "has_more": False, **ends})
 
     async def delete(self, call: Call) -> JsonAnswer:
-        """Delete a response; responses that continue it are kept."""
+        """Delete a response. Responses that continue the deleted response are kept."""
         self.get(call.path, call.session)
         self._drop(call.path)
         return JsonAnswer({"id": call.path, "object": "response", "deleted": True})
 
     def get(self, name: str, session: str | None, parameter: str | None = None) -> StoredResponse:
-        """Return a response; raises RequestError (404) if it is unknown, deleted, or in another session."""
+        """Return a response. Raises RequestError (404) if the response is unknown, deleted, or in another session."""
         kept = self._kept.get(name)
         if kept is not None and kept.session is not None and not self._under_way(kept.session):
             self._drop(name)
@@ -102,7 +102,7 @@ class StoredResponses:
         return kept
 
     def keep(self, name: str, kept: StoredResponse) -> None:
-        """Keep a response, which replaces an equal one that a repeated call has kept."""
+        """Store a response. The response replaces an equal response that was stored by a repeated call."""
         if name in self._kept:
             self._drop(name)
         self._kept[name] = kept
@@ -115,10 +115,14 @@ class StoredResponses:
 
 
 class ResponseForm:
-    """One call of `POST /v1/responses` and its response."""
+    """A call of `POST /v1/responses` and the format of its response."""
 
     def __init__(self, call: Call, kept: StoredResponses) -> None:
-        """Parse a call; raises RequestError for an incorrect call (400), or a call that continues an unknown response (404)."""
+        """Parse a call.
+
+        Raises RequestError with the status 400 for an incorrect call, and 404 for a call that continues an unknown
+        response.
+        """
         self._request: ResponseRequest = read_response_request(call.body)
         self._kept = kept
         earlier: Sequence[ChatMessage] = ()
@@ -129,11 +133,11 @@ class ResponseForm:
         """The call, assigned to the session of the response that it continues."""
         chat, self._messages = as_chat(self._request, earlier)
         self.request: ChatRequest = chat
-        """The same request as a chat completion."""
+        """The same request as a chat completion request."""
         self._writer: ResponseWriter | None = None
 
     async def whole(self, answering: Answering, answers: AsyncIterator[Any]) -> Json:
-        """Return the whole response."""
+        """Return the whole response as one JSON object."""
         async with aclosing(self.events(answering, answers)) as events:
             last = [event async for event in events][-1]
         return last["response"]
@@ -169,7 +173,7 @@ class ResponseForm:
 
 
 def _as_item(given: Mapping[str, Json]) -> Json:
-    """Return an input item with an id and with its texts in parts, as clients read items."""
+    """Return an input item with an id, in which texts are lists of parts, as clients expect items to be."""
     item = {"id": f"item_{secrets.token_hex(16)}", **given}
     if item["type"] == "message" and isinstance(item["content"], str):
         kind = "output_text" if item["role"] == "assistant" else "input_text"

@@ -1,8 +1,10 @@
-"""OpenAI's Responses API: requests become chat requests, and completions become output items, whole or as a stream's events.
+"""Implements the format of OpenAI's Responses API.
 
-Agents implement chat completions (`agents.Chat`); this module translates. A conversation of the Responses API is a list
-of items: messages, function calls and their outputs. An agent's message and the calls after it become one message with
-the role `assistant`, so that a completion that a client sends back is recognised as the one that was sampled.
+Requests are converted to chat requests, and completions to output items, either as a whole or as the events of a
+stream. Agents support only chat completions (`agents.Chat`), so this module translates between the two formats. A
+conversation of the Responses API is a list of items, which are messages, function calls and the outputs of function
+calls. An agent's message and the calls after it become one message with the role `assistant`. In this way, a completion
+that a client sends back is recognised as the sampled completion.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from kapelle.types import Json
 
 
 class EffortWords(Body):
-    """How long a model should think; this has no effect."""
+    """The parameter for how long a model should think, which has no effect."""
 
     effort: str | None = Field(default=None, max_length=32)
     summary: str | None = Field(default=None, max_length=32)
@@ -44,13 +46,13 @@ class EffortWords(Body):
 
 
 class TextSchema(JsonSchema):
-    """JSON that matches a schema."""
+    """The text format for JSON that matches a schema."""
 
     type: Literal["json_schema"]
 
 
 class TextWords(Body):
-    """The format of the response's text."""
+    """The format of the text in the response."""
 
     format: Annotated[TextFormat | JsonFormat | TextSchema, Field(discriminator="type")] = TextFormat(
         type="text"
@@ -70,14 +72,14 @@ class FunctionTool(Body):
 
 
 class FunctionChoice(Body):
-    """The choice of one function by name."""
+    """The choice of a function by its name."""
 
     type: Literal["function"]
     name: str
 
 
 class ItemText(Body):
-    """A part of a message's text."""
+    """A text part of a message."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -90,7 +92,7 @@ Parts = Annotated[list[Part], Field(fail_fast=True)]
 
 
 class MessageItem(Body):
-    """A message."""
+    """A message item of a conversation."""
 
     type: Literal["message"]
     role: Literal["system", "developer", "user", "assistant"]
@@ -112,7 +114,7 @@ class CallItem(Body):
 
 
 class OutputItem(Body):
-    """The result of a function."""
+    """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -122,7 +124,7 @@ class OutputItem(Body):
 
 
 class ReasoningItem(Body):
-    """Thoughts in an earlier response."""
+    """The thoughts in an earlier response."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -133,7 +135,7 @@ class ReasoningItem(Body):
 
 
 def _typed(item: Json) -> Json:
-    """Return an item with its type, which messages may omit."""
+    """Return an item with its type, which may be omitted for messages."""
     return {"type": "message", **item} if isinstance(item, dict) else item
 
 
@@ -144,14 +146,14 @@ Item = Annotated[
 
 
 class ResponseStreamOptions(Body):
-    """Options of a stream."""
+    """Options of a streamed response."""
 
     include_obfuscation: bool = False
-    """This option is ignored."""
+    """An option of OpenAI's API that is ignored."""
 
 
 class ResponseRequest(SamplingBody):
-    """One request of `POST /v1/responses`; other parameters raise a RequestError."""
+    """A request of `POST /v1/responses`. Parameters that are not listed raise a RequestError."""
 
     model: str
     input: str | Annotated[list[Item], Field(fail_fast=True)]
@@ -194,7 +196,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 def read_response_request(body: Json) -> ResponseRequest:
-    """Return a request; raises a RequestError (400) that names the first parameter that is incorrect or not supported."""
+    """Parse a request. Raises RequestError (400), which names the first parameter that is incorrect or not supported."""
     request = read_body(ResponseRequest, body)
     if request.top_logprobs and not request.wants_logprobs:
         raise wrong(f"`top_logprobs` needs `include: [{LOGPROBS}]`.", "top_logprobs")
@@ -206,9 +208,10 @@ def read_response_request(body: Json) -> ResponseRequest:
 def as_chat(
     request: ResponseRequest, earlier: Sequence[ChatMessage]
 ) -> tuple[ChatRequest, list[ChatMessage]]:
-    """Return the same request as a chat completion, and its conversation without instructions.
+    """Convert the request to a chat completion request, and return it with the conversation without instructions.
 
-    `earlier` is the conversation that the request continues. As in OpenAI's API, instructions apply only to this request.
+    The argument `earlier` is the conversation that the request continues. As in OpenAI's API, instructions apply only
+    to the current request.
     """
     conversation = [*earlier, *read_items(request.input)]
     opening = [ChatMessage(role="system", content=request.instructions)] if request.instructions else []
@@ -252,11 +255,11 @@ _NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "logprobs": "include",
 }
-"""Parameters of chat completions → their names in the Responses API."""
+"""Mapping from parameters of chat completions to their names in the Responses API."""
 
 
 def renamed(refusal: RequestError) -> RequestError:
-    """Return a rejection of the chat request with parameter names of the Responses API."""
+    """Return an error about the chat request in which parameters have their names in the Responses API."""
     name = own = refusal.parameter or ""
     for chat, responses in _NAMES.items():
         if name == chat or name.startswith(f"{chat}."):
@@ -271,7 +274,7 @@ def renamed(refusal: RequestError) -> RequestError:
 
 
 def read_items(given: str | Sequence[Item]) -> list[ChatMessage]:
-    """Return a conversation of items as messages."""
+    """Convert the items of a conversation to messages."""
     if isinstance(given, str):
         return [ChatMessage(role="user", content=given)]
     messages: list[dict[str, Any]] = []
@@ -319,27 +322,27 @@ def _name(kind: str) -> str:
 _REPEATED = {"instructions", "max_output_tokens", "max_tool_calls", "metadata", "model", "tools"}
 _REPEATED |= {"parallel_tool_calls", "previous_response_id", "store", "temperature", "tool_choice"}
 _REPEATED |= {"top_logprobs", "top_p", "truncation", "user"}
-"""Request parameters that a response repeats."""
+"""The request parameters that are repeated in the response."""
 _REASONING: Mapping[str, Json] = {"type": "reasoning", "summary": []}
 _ANSWER: Mapping[str, Json] = {"type": "message", "role": "assistant"}
 
 
 @dataclass
 class ResponseWriter:
-    """Writes one response as events, in the order in which OpenAI sends them."""
+    """Writes one response as events, in the order in which OpenAI's server sends them."""
 
     request: ResponseRequest
     session: str | None
     identity: str
     created: int = field(default_factory=lambda: int(time.time()))
     output: list[dict[str, Json]] = field(default_factory=list)
-    """The complete items."""
+    """The items that are complete."""
     message: Mapping[str, Json] = field(default_factory=dict)
     """The complete response as a message of a chat completion."""
     _sent: int = 0
 
     async def events(self, pieces: AsyncIterator[Piece | Finished]) -> AsyncGenerator[dict[str, Json], None]:
-        """Yield the events of a response; the last one contains the complete response."""
+        """Yield the events of a response. The last event contains the complete response."""
         yield self._event("created", response=self.row("in_progress"))
         yield self._event("in_progress", response=self.row("in_progress"))
         thinking = item = thoughts = text = ""  # ids of the open items, and their texts
@@ -401,7 +404,7 @@ class ResponseWriter:
         return {"type": f"response.{kind}", "sequence_number": self._sent - 1, **more}
 
     def _place(self, item: str) -> dict[str, Json]:
-        """Return the position of the part of an open item."""
+        """Return the position of the current part of an open item."""
         return {"item_id": item, "output_index": len(self.output), "content_index": 0}
 
     def _begun(self, item: str, about: Mapping[str, Json], part: Json) -> Iterator[dict[str, Json]]:
@@ -439,7 +442,7 @@ class ResponseWriter:
         yield self._event("output_item.done", output_index=index, item=whole)
 
     def row(self, status: str, finished: Finished | None = None) -> dict[str, Json]:
-        """Return the response so far."""
+        """Return the current state of the response."""
         request = self.request
         about: dict[str, Json] = {} if finished is None else dict(finished.about)
         is_cut = finished is not None and finished.reason == "length"

@@ -1,4 +1,4 @@
-"""The policy server: its routes, its limits, its chat page, and the port.
+"""Implements the policy server: its routes, its limits, its chat page, and its port.
 
 with serve_policy(play, "demo", Binding(), ServingLimits()) as server:
     print(server.url)
@@ -47,21 +47,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """Limits of a policy server."""
+    """The limits of a policy server."""
 
     calls: int = 1024
-    """Maximum number of completions in progress, where each of `n` choices counts; further calls receive status 429."""
+    """The maximum number of completions in progress, where each of the `n` choices of a call counts. Further calls receive the
+    status 429."""
     seconds: float = 600.0
-    """Maximum duration of one call in seconds, including its time in the queue."""
+    """The maximum duration of one call in seconds, including the time in the queue."""
     idle: float = 3600.0
-    """Seconds after its last call for which a recorded session is kept if other sessions need its place."""
+    """The number of seconds after its last call for which a recorded session is kept, if other sessions need room."""
 
 
 class Ticket:
-    """A reservation for the completions of one call until `release`; a second release has no effect."""
+    """A reservation for the completions of one call, which lasts until `release` is called. A second release has no effect."""
 
     def __init__(self, service: PolicyService, answers: int) -> None:
-        """Make the reservation; raises RequestError (429) beyond the limit."""
+        """Make the reservation. Raises RequestError (429) if the limit is exceeded."""
         limits = service.limits
         if service.under_way + answers > limits.calls:
             raise busy(
@@ -74,7 +75,7 @@ class Ticket:
         self.late = RequestError(504, f"There was no response within {limits.seconds:g} s.", None, "timeout")
 
     def join(self, session: ChatSession) -> None:
-        """Also count the completions in a session."""
+        """Also count the completions in the given session."""
         self._session = session
         session.under_way += self._answers
 
@@ -86,7 +87,7 @@ class Ticket:
         self._answers = 0
 
     async def bounded(self, pieces: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-        """Yield pieces within the call's time limit, then release; raises RequestError (504) after the limit."""
+        """Yield pieces within the time limit of the call, and then end the reservation. Raises RequestError (504) after the time limit."""
         async with AsyncExitStack() as closing:
             closing.callback(self.release)
             await closing.enter_async_context(aclosing(pieces))  # type: ignore[type-var]
@@ -107,7 +108,7 @@ PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""The page may load resources from, and send requests to, only its own server."""
+"""The content security policy of the chat page, which may use only resources of its own server."""
 PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
@@ -130,14 +131,14 @@ class BegunAnswer:
     whole: Callable[[], Awaitable[Json]]
     events: Callable[[], AsyncIterator[Json | str]]
     failed: Callable[[RequestError], Json]
-    """Returns the last event of a stream that fails."""
+    """A function that returns the last event of a stream that fails."""
     headers: Mapping[str, str] = field(default_factory=dict)
     named: bool = False
-    """Whether events have names."""
+    """Whether the events of the stream have names."""
 
 
 class PolicyService:
-    """Provides chat completions by the agents of a team."""
+    """A service that provides chat completions by the agents of a team."""
 
     def __init__(
         self,
@@ -150,16 +151,17 @@ class PolicyService:
         run: str = "",
         embedder: Embedder | None = None,
     ) -> None:
-        """Serve a team under a name; `started` is the creation time of its models, in Unix seconds.
+        """Create the service for a team under the given name.
 
-        In training, where every team has the same name, `run` is a second name of the team. If outside programs run the
-        team, so that there is no workflow, the agent `spokesman` handles calls of the team.
+        The argument `started` is the creation time of its models, in seconds since the Unix epoch. In training, where
+        every team has the same name, `run` is a second name of the team. If outside programs run the team, so that
+        there is no workflow, the agent `spokesman` handles calls of the team.
         """
         self.name, self.limits = name, limits
         self._spokesman, self._embedder = spokesman, embedder
         self._run = run.replace("/", "-") or name
         self.under_way = 0
-        """Number of completions in progress; used by one thread."""
+        """The number of completions in progress, which may be changed by only one thread."""
         self._agents = agents
         self._started = started
         self._recorder = recorder
@@ -168,7 +170,7 @@ class PolicyService:
         )
 
     def routes(self) -> Sequence[Route]:
-        """Return the service's routes."""
+        """Return the routes of the service."""
         page = files("kapelle.services.policy").joinpath("page")
         return (
             route("GET", "/health", self.health),
@@ -188,27 +190,27 @@ class PolicyService:
         )
 
     async def health(self, call: Call) -> JsonAnswer:
-        """Return the service's status, and the number of further completions that it accepts."""
+        """Return the status of the service, and the number of additional completions that it accepts."""
         room = self.limits.calls - self.under_way
         return JsonAnswer({"status": "ok", "under_way": self.under_way, "room": room})
 
     async def models(self, call: Call) -> JsonAnswer:
-        """Return the team and its agents as models."""
+        """Return the list of models, which are the team and its agents."""
         beside = [] if self._embedder is None else [self._embedder.name]
         return JsonAnswer({"object": "list", "data": [self._row(name) for name in (*self.names, *beside)]})
 
     async def model(self, call: Call) -> JsonAnswer:
-        """Return one of these models."""
+        """Return the description of one model."""
         if self._embedder is not None and call.path == self._embedder.name:
             return JsonAnswer(self._row(call.path))
         return JsonAnswer(self._row(self._known(call.path)))
 
     async def chat(self, call: Call) -> Response:
-        """Return the response of an agent or the team."""
+        """Return the response of an agent or of the team in the format of the chat completions API."""
         return await self._answer(call, ChatForm(read_request(call.body)))
 
     async def respond(self, call: Call) -> Response:
-        """Return the response in the format of the Responses API."""
+        """Return the response of an agent or of the team in the format of the Responses API."""
         form = ResponseForm(call, self._kept)
         try:
             return await self._answer(form.call, form, named=True)
@@ -236,7 +238,7 @@ class PolicyService:
         return await self._within(form.answers, begin, stream=form.given.stream)
 
     async def embed(self, call: Call) -> Response:
-        """Return the embeddings of texts; without an embedder, the status is 404, which OpenAI's client does not retry."""
+        """Return the embeddings of texts. Without an embedder, the status is 404, after which OpenAI's client does not retry."""
         named = call.body.get("model") if isinstance(call.body, dict) else None
         if self._embedder is None:
             raise RequestError(
@@ -263,7 +265,7 @@ class PolicyService:
             ticket.release()
 
     async def metrics(self, call: Call) -> Response:
-        """Return the metrics for Prometheus."""
+        """Return the metrics in the format of Prometheus."""
         engine = self._agents.setup.engine
         gauges: dict[str, tuple[str, float]] = {
             "kapelle_answers_in_flight": ("Completions in progress.", self.under_way),
@@ -300,7 +302,7 @@ class PolicyService:
     async def _within(
         self, answers: int, begin: Callable[[Ticket], Awaitable[BegunAnswer]], *, stream: bool
     ) -> Response:
-        """Return the response to a call, whole or as a stream, within the limits of the server."""
+        """Return the response to a call within the limits of the server, either as a whole or as a stream."""
         ticket = Ticket(self, answers)
         try:
             async with asyncio.timeout_at(ticket.until):
@@ -340,11 +342,14 @@ class PolicyService:
 
     @property
     def names(self) -> list[str]:
-        """Names that `model` may have."""
+        """The names that the parameter `model` may have."""
         return [self.name, *(f"{self.name}/{agent}" for agent in self._agents.setup.team.names)]
 
     def _known(self, model: str) -> str:
-        """Return the one of `names` that a caller means: an agent's own name is sufficient, and `team` or the run's name means the team."""
+        """Return the name in `names` that a caller means.
+
+        The agent's own name is sufficient for an agent, and `team` or the name of the run stands for the team.
+        """
         agent = f"{self.name}/{own_name(own_name(model, self.name), self._run)}"
         for name in (model, agent, self.name if model in (ANY_TEAM, self._run) else ""):
             if name in self.names:
@@ -353,7 +358,7 @@ class PolicyService:
         raise RequestError(404, f"Unknown model.{hint}", "model", "model_not_found")
 
     def _answering(self, model: str) -> str:
-        """Return the one of `names` that responds: for the team, this is its spokesman, if it has one."""
+        """Return the name in `names` of the model that responds. For the whole team, the model is the team's spokesman, if there is one."""
         known = self._known(model)
         return f"{self.name}/{self._spokesman}" if known == self.name and self._spokesman else known
 
@@ -362,7 +367,10 @@ class PolicyService:
 
 
 def spokesman(setup: RolloutSetup) -> str | None:
-    """Return the first agent of a team that outside programs run, which responds for the team; None for a team with a workflow."""
+    """Return the first agent of a team that is run by outside programs, which responds for the whole team.
+
+    The result is None for a team with a workflow.
+    """
     return setup.team.names[0] if offers(setup.environment, DrivenByPrograms) else None
 
 
@@ -375,12 +383,12 @@ class PolicyServer:
 
     url: str
     models: Sequence[str]
-    """Names that `model` may have."""
+    """The names that the parameter `model` may have."""
     service: PolicyService
     http: HttpServer
 
     def drain(self, seconds: float) -> bool:
-        """Stop accepting calls, finish the accepted ones, and return whether that took at most `seconds`."""
+        """Stop accepting calls, finish the accepted calls, and return whether this took at most `seconds`."""
         return self.http.drain(seconds)
 
 
@@ -394,11 +402,12 @@ def serve_policy(
     tool_form: Form | None = None,
     embedder: Embedder | None = None,
 ) -> Iterator[PolicyServer]:
-    """Serve a team while the block runs; rewarded episodes are written to the folder `record`, if there is one.
+    """Serve a team while the block runs. If `record` is given, episodes with rewards are written to this folder.
 
-    Agents call tools in the format `tool_form`, by default the format of their chat templates. `embedder` handles `/v1/embeddings`.
+    Agents call tools in the format `tool_form`, which is the format of their chat templates by default. The model
+    `embedder` handles calls of `/v1/embeddings`.
 
-    Raises ConfigError if the port is taken, and OutputError for a folder that cannot be written.
+    Raises ConfigError if the port is in use, and OutputError for a folder that cannot be written.
     """
     if isinstance(setup.engine, ServesCallers):
         setup.engine.serve()

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server: calls, tokens and durations by route and agent, without any text from callers."""
+"""Collects Prometheus metrics of a server: calls, tokens and durations by route and agent. The metrics contain no text from callers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper bounds of the histogram of a call's duration, in seconds."""
+"""The upper bounds of the histogram of call durations, in seconds."""
 KIND = "text/plain; version=0.0.4; charset=utf-8"
-"""Content type of Prometheus' text format."""
+"""The content type of the text format of Prometheus."""
 
 
 class ServiceMetrics:
-    """Counts of one server since its start; used by one thread."""
+    """Counts the calls and tokens of a server since its start. The object may be used by only one thread."""
 
     def __init__(self) -> None:
         self._calls: Counter[tuple[str, str, int]] = Counter()
@@ -23,7 +23,7 @@ class ServiceMetrics:
         self._written: Counter[str] = Counter()
 
     def called(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a finished call with its stream; status 499 means that the caller disconnected before the response."""
+        """Count a finished call including its stream. The status 499 means that the caller disconnected before the response."""
         self._calls[method, route, status] += 1
         self._seconds[route] += seconds
         self._buckets[route][bisect_left(BOUNDS, seconds)] += 1
@@ -34,7 +34,7 @@ class ServiceMetrics:
         self._written[agent] += written
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all metrics in Prometheus' text format; `gauges` maps further names to their meanings and values."""
+        """Return all metrics in the text format of Prometheus. The argument `gauges` maps additional names to their meanings and values."""
         return "".join(f"{line}\n" for line in self._lines(gauges))
 
     def _lines(self, gauges: Mapping[str, tuple[str, float]]) -> Iterator[str]:

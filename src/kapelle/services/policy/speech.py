@@ -1,8 +1,9 @@
-"""Parse an agent's text into thoughts, content and tool calls, when it is complete and while it grows.
+"""Parses the text of an agent into thoughts, content and tool calls, both while it grows and when it is complete.
 
-Thoughts are at the beginning of a completion, between `<think>` and `</think>`, for Mistral also between `[THINK]` and
-`[/THINK]`, or in harmony's channel `analysis`. If the chat template opens the thoughts, the completion contains only
-their end. Calls have the format of the chat template.
+The thoughts are at the beginning of a completion, between `<think>` and `</think>`. For Mistral, they may also be
+between `[THINK]` and `[/THINK]`, and for gpt-oss, they are in the channel `analysis` of the harmony format. If the chat
+template opens the thoughts, the completion contains only the end of the thoughts. Tool calls have the format of the
+chat template.
 """
 
 from __future__ import annotations
@@ -27,35 +28,37 @@ from kapelle.types import Json
 
 
 class ParsedAnswer(NamedTuple):
-    """A completion of an agent, parsed."""
+    """The parts of an agent's completion."""
 
     thoughts: str
     """The thoughts, without surrounding spaces."""
     words: str
-    """The text outside thoughts and calls; before the first call, trailing spaces are removed."""
+    """The text outside of thoughts and tool calls. Spaces before the first tool call are removed."""
     calls: tuple[ReadCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechForm:
-    """How one completion is parsed."""
+    """The rules for parsing a completion."""
 
     form: Form = "hermes"
     tools: bool = True
-    """Whether calls are parsed; otherwise they are part of the content."""
+    """Whether tool calls are parsed. If false, tool calls are part of the content."""
     thinking: bool = False
-    """Whether the prompt has opened the thoughts."""
+    """Whether the prompt has already opened the thoughts."""
     schemas: Sequence[Json] = ()
-    """Schemas of the tools, which define which values are strings in formats that write strings without quotes."""
+    """The schemas of the tools. The schemas define which values are strings in formats that write strings without quotes."""
     described: Json = None
-    """The model's own description of its completions (`response_template` of transformers), which replaces `form`; may be None."""
+    """The model's own description of its completions (`response_template` of transformers), which takes precedence over `form`.
+    The value may be None."""
     prompt: str = ""
-    """The prompt, if completions are `described`, with special tokens in the same form as in the completion."""
+    """The prompt, if completions are `described`. Special tokens have the same form as in the completion."""
 
     def read(self, text: str, *, is_cut: bool = False) -> ParsedAnswer:
-        """Parse a text that is complete or was cut off at its token limit; text that violates the format of calls belongs to the content.
+        """Parse a text that is complete, or that was truncated at its token limit.
 
-        If there are several calls, only the complete ones count.
+        Text that violates the format of tool calls belongs to the content. If there are several tool calls, only
+        complete ones are returned.
         """
         if self.described is not None:
             return self._read_described(text)
@@ -114,7 +117,7 @@ class SpeechForm:
         return ParsedAnswer(thoughts, _words_beside(rest, self.form), calls)
 
     def read_partial(self, text: str) -> tuple[str, str]:
-        """Return the thoughts and content of a growing text that no later text can change."""
+        """Return the thoughts and the content of a growing text that can no longer change."""
         if self.described is not None:
             return "", ""
         if self.form == "harmony":
@@ -147,21 +150,21 @@ _MARKS: Mapping[Form, tuple[str, ...]] = {
     "llama": (),
     "pythonic": (),
 }
-"""Format → the opening marks of its calls."""
+"""Mapping from a format to the opening marks of its tool calls."""
 
 _BEGINS_AS_JSON = re.compile(r"\s*(?:[{\[`<]|$)")
 _BEGINS_AS_CALL = re.compile(r"\s*(?:[\[`]|[^\W\d][\w.]*\s*(?:\(|$)|$)")
 _UNMARKED: Mapping[Form, re.Pattern[str]] = {"llama": _BEGINS_AS_JSON, "pythonic": _BEGINS_AS_CALL}
-"""Format without marks → the beginning of a text that may be a call."""
+"""Mapping from a format without marks to a regular expression for the beginning of a text that may be a tool call."""
 
 
 def thought_marks(form: Form) -> Sequence[tuple[str, str]]:
-    """Return the pairs of marks around a model's thoughts, for this format of its calls."""
+    """Return the pairs of marks that may enclose a model's thoughts, given the format of its tool calls."""
     return EVERY_PAIR if form == "mistral" else (THOUGHTS,)
 
 
 def _without_begun(text: str, marks: Sequence[str]) -> str:
-    """Return a text without a trailing incomplete mark."""
+    """Return a text without an incomplete mark at its end."""
     place = len(text)
     for mark in marks:
         longest = min(len(mark) - 1, len(text))
@@ -177,12 +180,13 @@ _ONE_CALL: Mapping[Form, tuple[str, ...]] = {
     "deepseek": ("<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"),
     "harmony": ("<|channel|>", "<|call|>", "<|end|>"),
 }
-"""Format → the mark before one call, and the marks that may end it; other formats write all calls as a list."""
+"""Mapping from a format to the mark before each tool call and the marks that may end a tool call. All other formats write tool
+calls as a list."""
 _IN_LIST = re.compile(r'"(?:[^"\\]|\\.)*+"?|\'(?:[^\'\\]|\\.)*+\'?|[\[\]{}()]', re.DOTALL)
 
 
 def _before_cut_call(text: str, form: Form) -> str:
-    """Return the beginning of a text, up to a call within which it was cut off."""
+    """Return the text before the tool call in which the text was truncated."""
     if form in _ONE_CALL:
         place, *ends = map(text.rfind, _ONE_CALL[form])
         return text[:place] if place > max(ends) else text
@@ -199,7 +203,7 @@ def _before_cut_call(text: str, form: Form) -> str:
 
 
 def _words_beside(text: str, form: Form) -> str:
-    """Return the content of a text with calls."""
+    """Return the content of a text that contains tool calls."""
     places = [place for mark in _MARKS[form] if (place := text.find(mark)) >= 0]
     if not places:  # the calls are the whole text after the thoughts, even if no mark opened the thoughts
         before, closing, _ = text.rpartition("</think>")
@@ -213,7 +217,7 @@ def _words_beside(text: str, form: Form) -> str:
 
 
 def _harmony(text: str) -> tuple[str, str, str]:
-    """Return the thoughts of a text of gpt-oss, its content, and its messages to tools."""
+    """Return the thoughts, the content and the messages to tools of a text in the harmony format of gpt-oss."""
     messages = harmony_messages(text)
     thoughts = [each.text for each in messages if each.recipient is None and each.channel == "analysis"]
     words = [each.text for each in messages if each.recipient is None and each.channel != "analysis"]
@@ -222,7 +226,7 @@ def _harmony(text: str) -> tuple[str, str, str]:
 
 
 _BEGUN_MARK = re.compile(r"<(?:\|[a-z]{0,9}\|?)?\Z")
-"""The beginning of a mark of harmony at the end of a text."""
+"""A regular expression for an incomplete mark of the harmony format at the end of a text."""
 
 # -------- The format of a chat template's calls
 
@@ -237,7 +241,7 @@ _SIGNS: Sequence[tuple[tuple[str, ...], Form]] = (
     (('{"name": ', '"parameters": '), "llama"),  # small models of version 3.2, without code execution
     (("func_name1(",), "pythonic"),
 )
-"""Strings, all of which a chat template must contain → the format of its calls; the most reliable entries first."""
+"""Pairs of the strings that a chat template must contain and the format of its tool calls. The most reliable entries come first."""
 
 _DEEPSEEK = ("calls\u2581begin", "call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
 _HARMONY = ("start", "channel", "constrain", "message", "end", "call", "return")
@@ -252,24 +256,28 @@ MARKS: Mapping[Form, frozenset[str]] = {
     "deepseek": frozenset({*THOUGHTS, *(f"<\uff5ctool\u2581{name}\uff5c>" for name in _DEEPSEEK)}),
     "harmony": frozenset(f"<|{name}|>" for name in _HARMONY),
 }
-"""Format → special tokens that separate thoughts and calls from content; tokenisers may drop them from text."""
+"""Mapping from a format to the special tokens that separate thoughts and tool calls from content. Tokenisers may drop these
+tokens from text."""
 
 
 def form_of(template: str) -> Form | None:
-    """Return the format of tool calls in a chat template; None if it writes no calls."""
+    """Return the format of tool calls in a chat template, or None if the template does not format tool calls."""
     return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), None)
 
 
 def writes_calls(
     called: Callable[[str, Mapping[str, Json]], str], form: Form, described: Json = None
 ) -> bool:
-    """Return whether a template writes calls in a format; `called` returns the text in which it writes a call."""
+    """Return whether a template writes tool calls in the given format.
+
+    The function `called` returns a tool call as the template writes it.
+    """
     call = ReadCall("kapelletool", {"word": "kapellecalled"})
     return SpeechForm(form, described=described).read(called(call.name, call.arguments)).calls == (call,)
 
 
 def call_form(form: Form, template: str) -> CallForm | None:
-    """Return the format in which this template writes a forced call; None if calls cannot be forced."""
+    """Return the format in which a template writes a forced tool call, or None if tool calls cannot be forced."""
     if form == "mistral" and "[ARGS]" in template:
         return constraints.MISTRAL_NAMED
     if form == "deepseek" and "```json" in template:

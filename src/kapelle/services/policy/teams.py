@@ -1,4 +1,4 @@
-"""Answers of the whole team: the run's workflow answers the caller's question."""
+"""Generates answers of the whole team, where the workflow of the run answers the question of the caller."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ from kapelle.types import Episode, Task
 
 @dataclass(frozen=True)
 class ServedEnvironment(Answerable):
-    """The environment for one question from a caller; every answer counts as correct."""
+    """The environment for a single question from a caller. Every answer counts as correct."""
 
     name: str
     environment: Environment
-    """The run's environment, which defines the tools and the format of answers."""
+    """The environment of the run, which defines the tools and the format of answers."""
     answers: list[str] = field(default_factory=list)
-    """The agents' completions in each move. The last one is the team's answer if the workflow defines none."""
+    """The completions of the agents in each move. If the workflow does not define an answer, the last completion is the answer
+    of the team."""
 
     reward_range = (0.0, 1.0)
 
@@ -51,7 +52,7 @@ class ServedEnvironment(Answerable):
         return own.around(state, agents) if isinstance(own, OffersTools) and own.tools else state
 
     def extract(self, text: str) -> str | None:
-        """Return the final answer in a text, as the run's environment extracts it."""
+        """Return the final answer in a text, as extracted by the environment of the run."""
         assert offers(self.environment, Answerable), "`team_answers` has checked it"
         return self.environment.extract(text)
 
@@ -69,20 +70,20 @@ class _ServedState(QuestionState):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """New text from an agent."""
+    """A piece of text that an agent has generated."""
 
     choice: int
     agent: str
     text: str
     begins: bool = False
-    """Whether the agent's turn begins with it."""
+    """Whether this text begins the agent's turn."""
     ends: bool = False
-    """Whether the turn ends with it."""
+    """Whether this text ends the agent's turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class TeamAnswer:
-    """A team's answer."""
+    """An answer of the team."""
 
     choice: int
     text: str
@@ -92,9 +93,9 @@ class TeamAnswer:
 def team_answers(
     agents: Agents, request: ChatRequest, *, listening: bool
 ) -> AsyncIterator[Spoken | TeamAnswer]:
-    """Yield a team's answers; with `listening`, also yield the text of its agents while it is generated.
+    """Yield the answers of a team. If `listening` is true, also yield the text of its agents while it is generated.
 
-    Raises RequestError (400) immediately for requests that only single agents support.
+    Raises RequestError (400) immediately for requests that only individual agents support.
     """
     setup = agents.setup
     names = ", ".join(setup.team.names)
@@ -159,7 +160,7 @@ def team_answers(
 async def _counted(
     agents: Agents, answers: AsyncIterator[Spoken | TeamAnswer]
 ) -> AsyncGenerator[Spoken | TeamAnswer, None]:
-    """Yield answers, and count the tokens of their turns."""
+    """Yield the answers, and count the tokens of their turns."""
     async with aclosing(answers) as coming:  # type: ignore[type-var]
         async for each in coming:
             if isinstance(each, TeamAnswer):
@@ -169,7 +170,7 @@ async def _counted(
 
 
 async def _streamed(engine: RolloutEngine, choice: int, send: Send, request: Request) -> Completion:
-    """Return the engine's completion, and send its text while it is generated."""
+    """Return the completion of the engine, and send its text while it is generated."""
     renderer = engine.renderer(request.policy)
     text = TextStream(renderer.spoken, request.sampling.stop) if isinstance(renderer, Decodes) else None
     spoken = partial(Spoken, choice, request.agent)
@@ -186,14 +187,14 @@ async def _streamed(engine: RolloutEngine, choice: int, send: Send, request: Req
 
 @dataclass(frozen=True, slots=True)
 class TeamChat:
-    """A request to a team, in progress; streams contain the texts of its agents in addition to the content."""
+    """A request to a team that is in progress. Streams contain the texts of the agents in addition to the content."""
 
     head: Head
 
     async def pieces(
         self, answers: AsyncIterator[Spoken | TeamAnswer]
     ) -> AsyncGenerator[Piece | Finished, None]:
-        """Yield the agents' texts while they are generated, and each answer with its turns when it is complete."""
+        """Yield the texts of the agents while they are generated, and each answer with its turns when the answer is complete."""
         async with aclosing(answers) as coming:  # type: ignore[type-var]
             async for each in coming:
                 if isinstance(each, Spoken):

@@ -1,4 +1,4 @@
-"""Scores of answers: the interface of scorers, and two scorers (a transformers reward model, and a verifier that a run has trained)."""
+"""Defines the interface of scorers of answers, and scorers for transformers reward models and for verifiers that a run has trained."""
 
 from __future__ import annotations
 
@@ -21,44 +21,47 @@ from kapelle.types import Json, Message
 R = TypeVar("R")
 Role = Literal["system", "user", "assistant", "tool"]
 MOST_ITEMS = 4096
-"""Maximum number of answers in one call."""
+"""The maximum number of answers in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer, and the conversation before it."""
+    """An answer together with the conversation before it."""
 
     messages: tuple[Message, ...]
-    """The conversation before the answer; a single question is one message of the user."""
+    """The conversation before the answer. A single question is one user message."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of an answer, or the reason why it has none."""
+    """The score of an answer, or the reason why the answer has no score."""
 
     value: float | None
-    """The score in [0, 1]: σ(logit). For a verifier, it is the probability that the answer is correct, which is calibrated if
-    its run has done so. None for an ungraded answer."""
+    """The score σ(logit) in [0, 1], or None for an ungraded answer. For a verifier, the score is the probability that the
+    answer is correct. This probability is calibrated if the verifier's run has calibrated it."""
     logit: float | None = None
-    """The logit; None for an ungraded answer."""
+    """The logit of the score, or None for an ungraded answer."""
     reason: str = ""
-    """Why the answer is ungraded."""
+    """The reason why the answer is ungraded."""
 
     @property
     def status(self) -> Literal["scored", "ungraded"]:
-        """`scored` or `ungraded`. An ungraded answer has no score; exclude it, and never use it as a reward."""
+        """The status of the answer, which is `scored` or `ungraded`.
+
+        An ungraded answer has no score, so it must be excluded and never be used as a reward.
+        """
         return "ungraded" if self.value is None else "scored"
 
     def row(self) -> dict[str, Json]:
-        """Return the score as callers read it."""
+        """Return the score in the JSON format for callers."""
         if self.value is None:
             return {"status": "ungraded", "reason": self.reason}
         return {"status": "scored", "score": self.value, "logit": self.logit}
 
 
 def ungraded(reason: str) -> Score:
-    """Return the score of an answer that cannot be scored."""
+    """Return a `Score` without a value for an answer that cannot be scored."""
     return Score(None, reason=reason)
 
 
@@ -68,9 +71,10 @@ def score_each(
     logits: Callable[[Sequence[R]], Sequence[float]],
     calibration: Calibration = UNCALIBRATED,
 ) -> list[Score]:
-    """Return the scores of a model that computes a logit for each answer that it can `read`; `calibration` turns it into a probability.
+    """Return the scores of a model that computes a logit for each answer that `read` accepts.
 
-    `read` raises ContextError for an answer that is too long: this answer is ungraded, and the others are scored.
+    The argument `calibration` converts the logit to a probability. The function `read` raises ContextError for an
+    answer that is too long. Such an answer is ungraded, and the other answers are scored.
     """
     found: dict[int, R] = {}
     scores: dict[int, Score] = {}
@@ -90,18 +94,19 @@ def score_each(
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """Scores answers; only one thread calls it."""
+    """A model that scores answers. Only one thread may call it."""
 
     about: Mapping[str, Json]
-    """The model's description for callers: its `name`, a hash of its `weights`, and further facts."""
+    """The description of the model for callers, which contains its `name`, a hash of its `weights`, and additional facts."""
     score: Callable[[Sequence[Answered]], Sequence[Score]]
-    """Returns a score for each answer; an answer that does not fit the model's context is ungraded."""
+    """A function that returns a score for each answer. An answer that does not fit into the model's context is ungraded."""
 
 
 def open_reward_model(folder: Path, name: str | None = None) -> Scorer:
-    """Load a transformers reward model, whose score is the logit of its only label. Raises ModelError for an unusable folder.
+    """Load a transformers reward model.
 
-    The model's name is the folder's name unless `name` is given.
+    The score is the logit of the model's only label. Raises ModelError for a folder that cannot be used. The name of
+    the model is `name` or, by default, the name of the folder.
     """
     model = load_reward_model(folder)
     weights = folder_content(folder, lambda path: path.suffix == ".safetensors")
@@ -120,9 +125,10 @@ def open_reward_model(folder: Path, name: str | None = None) -> Scorer:
 
 
 def verifier_scorer(engine: TrainEngine, about: Mapping[str, Json]) -> Scorer:
-    """Return a scorer that uses a verifier in a train engine: the score is the probability that an answer is correct.
+    """Return a scorer that uses a verifier in a train engine. The score is the probability that an answer is correct.
 
-    `about` contains the verifier's accuracy (`held_out`), which includes how its scores are turned into probabilities.
+    The argument `about` contains the accuracy of the verifier (`held_out`), which includes the calibration of its
+    scores.
     """
     renderer = engine.renderer(VERIFIER)
     calibrated = (about.get("held_out") or {}).get("calibrated") or {}

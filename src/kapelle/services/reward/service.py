@@ -1,4 +1,4 @@
-"""The reward server: one thread scores the answers of all callers in batches, over HTTP and gRPC.
+"""Implements the reward server, in which one thread scores the answers of all callers in batches. The server supports HTTP and gRPC.
 
 with serve_reward(scorer, Binding(), RewardLimits()) as server:
     print(server.url)
@@ -37,7 +37,7 @@ FAILED = "The model failed on this answer; see the service's log."
 
 
 class Full(Exception):
-    """The queue of answers is full."""
+    """Raised if the queue of answers is full."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,27 +45,27 @@ class _ScoredCall:
     answers: Sequence[Answered]
     future: Future[list[Score]] = field(default_factory=Future)
     begun: int = 0
-    """Number of the call's answers that have been taken into a batch."""
+    """The number of answers of the call that have been taken into a batch."""
     scores: list[Score] = field(default_factory=list)
 
 
 class Batches:
-    """Scores the answers of callers; a context manager."""
+    """A context manager that scores the answers of all callers in batches."""
 
     def __init__(self, score: Callable[[Sequence[Answered]], Sequence[Score]], most: int, room: int) -> None:
         """Score at most `most` answers together, and hold at most `room` answers that wait or are being scored."""
         self._score, self._most, self.room = score, most, room
         self._waiting: deque[_ScoredCall] = deque()
         self.held = 0
-        """Number of answers that wait or are being scored."""
+        """The number of answers that wait or are being scored."""
         self._over = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="kapelle-reward", daemon=True)
 
     def submit(self, answers: Sequence[Answered]) -> Future[list[Score]]:
-        """Return a future with a score for each answer; raises Full if there is no room.
+        """Return a future with a score for each answer. Raises `Full` if there is no room.
 
-        Cancelling the future removes its answers from the queue.
+        If the future is cancelled, its answers are removed from the queue.
         """
         call = _ScoredCall(answers)
         with self._changed:
@@ -78,7 +78,10 @@ class Batches:
         return call.future
 
     async def scored(self, answers: Sequence[Answered], seconds: float) -> list[Score]:
-        """Return a score for each answer; raises Full, or TimeoutError after `seconds`. Cancelling the call frees its room."""
+        """Return a score for each answer.
+
+        Raises `Full`, or TimeoutError after `seconds`. If the call is cancelled, its room in the queue is freed.
+        """
         scores = self.submit(answers)
         async with asyncio.timeout(seconds):
             return await asyncio.wrap_future(scores)
@@ -102,7 +105,7 @@ class Batches:
                         call.future.set_result(call.scores)
 
     def _next(self) -> list[tuple[_ScoredCall, int]]:
-        """Return the answers of the next batch as (call, position); empty after the end."""
+        """Return the answers of the next batch as pairs of a call and a position. The result is empty once the object is closed."""
         batch: list[tuple[_ScoredCall, int]] = []
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._over)
@@ -116,7 +119,10 @@ class Batches:
         return batch
 
     def _scored(self, answers: Sequence[Answered]) -> Sequence[Score]:
-        """Return a score for each answer; if a batch fails, each answer is scored alone, so that a bad answer affects only itself."""
+        """Return a score for each answer.
+
+        If a batch fails, each answer is scored alone, so that an invalid answer does not affect the others.
+        """
         try:
             return self._score(answers)
         except Exception as error:
@@ -150,7 +156,7 @@ class PreviousMessage(Body):
 
 
 class ScoredAnswer(Body):
-    """An answer to be scored; it answers a question or a whole conversation."""
+    """An answer to be scored, together with a question or a whole conversation."""
 
     question: str | None = None
     messages: list[PreviousMessage] = Field(default=[], max_length=4096)
@@ -164,24 +170,31 @@ class ScoredAnswer(Body):
 
 
 class ScoreRequest(Body):
-    """The body of a call."""
+    """The body of a call to score answers."""
 
     items: list[ScoredAnswer] = Field(min_length=1, max_length=MOST_ITEMS)
 
 
 class RewardService(methods.RewardServicer, GrpcService):
-    """Scores answers: over HTTP with its `routes`, over gRPC according to `proto/kapelle/runtime/wire/reward_v1.proto`."""
+    """A service that scores answers over HTTP (with `routes`) and over gRPC.
+
+    The gRPC service is defined in `proto/kapelle/runtime/wire/reward_v1.proto`.
+    """
 
     name = "kapelle.reward.v1.Reward"
 
     def __init__(self, about: Mapping[str, Json], batches: Batches, seconds: float) -> None:
-        """`about` describes the model to callers; `seconds` limits a call, including its time in the queue."""
+        """Create the service.
+
+        The argument `about` describes the model to callers. The argument `seconds` limits the duration of a call,
+        including the time in the queue.
+        """
         self._about, self.batches, self._seconds = dict(about), batches, seconds
 
     # Over HTTP.
 
     def routes(self) -> Sequence[Route]:
-        """Return the service's routes."""
+        """Return the routes of the service."""
         return (
             route("GET", "/health", self.health),
             route("GET", "/v1/model", self.model),
@@ -189,7 +202,7 @@ class RewardService(methods.RewardServicer, GrpcService):
         )
 
     async def health(self, call: Call) -> JsonAnswer:
-        """Return the service's status, and the number of further answers that it accepts."""
+        """Return the status of the service, and the number of additional answers that it accepts."""
         held = self.batches.held
         return JsonAnswer({"status": "ok", "under_way": held, "room": self.batches.room - held})
 
@@ -198,7 +211,7 @@ class RewardService(methods.RewardServicer, GrpcService):
         return JsonAnswer(self._about)
 
     async def score(self, call: Call) -> JsonAnswer:
-        """Return a score for each answer, or why it is ungraded."""
+        """Return a score for each answer, or the reason why the answer is ungraded."""
         request = read_body(ScoreRequest, call.body)
         if len(request.items) > self.batches.room:
             raise wrong(
@@ -224,11 +237,11 @@ class RewardService(methods.RewardServicer, GrpcService):
     # Over gRPC.
 
     def register(self, server: Any) -> None:
-        """Add the service's methods to a server."""
+        """Add the methods of the service to a server."""
         methods.add_RewardServicer_to_server(self, server)
 
     async def Score(self, request: wire.ScoreRequest, context: object) -> wire.ScoreReply:
-        """Return a score for each answer, or why it is ungraded."""
+        """Return a score for each answer, or the reason why the answer is ungraded."""
         most = min(MOST_ITEMS, self.batches.room)
         if not 1 <= len(request.items) <= most:
             raise CallRejected(
@@ -274,14 +287,14 @@ class RewardService(methods.RewardServicer, GrpcService):
 
 @dataclass(frozen=True, slots=True)
 class RewardLimits:
-    """Limits of a reward server."""
+    """The limits of a reward server."""
 
     answers: int = 8192
-    """Maximum number of answers that wait or are in progress; further calls receive status 429."""
+    """The maximum number of answers that wait or are in progress. Further calls receive the status 429."""
     batch: int = 64
-    """Maximum number of answers that are scored together."""
+    """The maximum number of answers that are scored together."""
     seconds: float = 600.0
-    """Maximum duration of one call in seconds, including its time in the queue."""
+    """The maximum duration of one call in seconds, including the time in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +307,7 @@ class RunningRewardServer:
     grpc: GrpcServer | None
 
     def drain(self, seconds: float) -> bool:
-        """Stop accepting calls, finish the accepted ones, and return whether that took at most `seconds`."""
+        """Stop accepting calls, finish the accepted calls, and return whether this took at most `seconds`."""
         servers = [each for each in (self.http, self.grpc) if each is not None]
         with ThreadPoolExecutor(len(servers)) as both:
             return all(list(both.map(lambda server: server.drain(seconds), servers)))
@@ -304,9 +317,9 @@ class RunningRewardServer:
 def serve_reward(
     scorer: Scorer, binding: Binding, limits: RewardLimits, grpc_port: int | None = None
 ) -> Iterator[RunningRewardServer]:
-    """Serve a scorer while the block runs, over gRPC too if a port is given for it (0 chooses a free port).
+    """Serve a scorer while the block runs. If `grpc_port` is given, the scorer is also served over gRPC (0 chooses a free port).
 
-    Raises ConfigError if a port is taken or an extra is missing.
+    Raises ConfigError if a port is in use or an extra is missing.
     """
     with ExitStack() as closing:
         batches = closing.enter_context(Batches(scorer.score, limits.batch, limits.answers))

@@ -1,1 +1,1 @@
-"""The rollout engine of this process: it decodes the requests of all agents in one batch."""
+"""The local rollout engine, which decodes the requests of all agents in one batch, in the trainer's process."""

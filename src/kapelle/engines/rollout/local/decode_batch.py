@@ -1,13 +1,14 @@
-"""Decode on one model: each step samples one token for each row in flight; prompts join and finished rows leave between steps.
+"""Decode the current rows of one model. Each step samples one token per row; prompts join and finished rows leave between steps.
 
-Rows of many policies share one batch, ordered by adapter. Their tokens stay in tensors until their row
-leaves. Finished rows leave together, once they are a quarter of all rows, and their KV cache is kept for prompts that
-continue them.
+Rows of many policies share one batch, ordered by adapter. The sampled tokens of a row stay in tensors until the row
+leaves the batch. Finished rows leave the batch together, as soon as they make up a quarter of all rows. The KV cache of
+finished rows is kept for prompts that continue these rows.
 
-In a step, `sample` draws a token from each row's logits (sampling.py), `Decoder._record` stores it and marks finished rows, and
-`Rows.read` computes the next logits (decode_strategies.py).
+In each step, `sample` draws a token from each row's logits (sampling.py), `Decoder._record` stores the tokens and marks
+finished rows, and `Rows.read` computes the next logits (decode_strategies.py).
 
-Shapes: R rows, V vocabulary, T most tokens that a row has generated.
+In tensor shapes, R is the number of rows, V the size of the vocabulary, and T the maximum number of tokens that a row
+has generated.
 """
 
 from __future__ import annotations
@@ -41,23 +42,27 @@ from kapelle.models.token_masks import Walk
 LOG = logging.getLogger(__name__)
 
 SHARE = 0.4
-"""Share of a GPU's free memory for the KV cache in use; blocks that grow briefly exist twice."""
+"""The fraction of the free memory of a GPU that the KV cache may use. The rest of the memory is needed because growing
+blocks exist twice for a short time."""
 
 EXPECTED = 128
-"""Number of tokens of a completion for which memory must be free when a row joins; more tokens may preempt other rows."""
+"""The number of tokens of a completion for which memory must be free when a row joins. If rows generate more tokens
+than this, other rows may be preempted."""
 
 IDLE_SHARE = 0.25
-"""Share of finished rows at which they leave; leaving copies the cache, whereas staying wastes work."""
+"""The fraction of rows that must be finished before finished rows leave the batch. Removing rows requires copying the
+cache, whereas keeping finished rows wastes computation."""
 
 LEAST_ROOM = 64
-"""Initial capacity of each row in tokens."""
+"""The initial capacity of each row, in tokens."""
 
 STOP_MARGIN = 16
-"""Characters kept before the earliest position of a stop string, because the next token may change the last characters."""
+"""The number of characters that are kept before the earliest possible position of a stop string, because the next token
+may change the last characters."""
 
 
 class Decoder:
-    """Continues prompts on one model, and keeps prepared weights and KV caches for later prompts."""
+    """Generates completions of prompts on one model, and keeps prepared weights and KV caches for later prompts."""
 
     def __init__(
         self,
@@ -67,66 +72,67 @@ class Decoder:
         recorder_on: Callable[[torch.device], GraphRecorder | None] = on_cuda,
         kv_bytes: int | None = None,
     ) -> None:
-        """Prepare for about `adapters` adapters, and keep at most `kept_tokens` token places of finished rows.
+        """Create a decoder for about `adapters` adapters that keeps at most `kept_tokens` tokens of finished rows in the KV cache.
 
-        `recorder_on` returns the recorder of steps on a device, or None. The KV cache takes up to `kv_bytes`, including
-        kept rows; None means 0.4 of a GPU's free memory when the batch is empty, and no limit on a CPU.
+        The function `recorder_on` returns the recorder of decoding steps for a device, or None. The KV cache may use up
+        to `kv_bytes` bytes, including the kept rows. If `kv_bytes` is None, the limit is 40 % of the memory of a GPU
+        that is free while the batch is empty, and there is no limit on a CPU.
         """
         self._model = model
         self.recorder = recorder_on(model.device)
         self._prefixes = Prefixes(kept_tokens)
         self._fused = None if model.flat is None else fused_of(model.flat, adapters, model.dtype)
         self.strategy, self._cache_of = decode_strategy(model)
-        """How the model decodes."""
+        """The name of the model's decode strategy."""
         self._rows: Rows
         self.flying: list[_FlyingRow]
         self.preempted: list[_FlyingRow]
-        """Preempted rows, oldest first; they rejoin when there is room."""
+        """The preempted rows, oldest first. These rows rejoin the batch when there is enough memory."""
         self.most_bytes, self._measures = kv_bytes, kv_bytes is None
         self._most_rows: int | None = None
-        """Number of rows for which memory was too small; None until memory has run out."""
+        """The maximum number of rows, which is set when memory runs out, or None if memory has not run out yet."""
         self._logits_RV: Tensor
-        """Logits of each row's next token."""
+        """The logits of the next token of each row."""
         self._position_R: Tensor
-        """Position of that token in its completion."""
+        """The position of the next token of each row in its completion."""
         self._most_R: Tensor
-        """Capacity of each row's completion, in tokens."""
+        """The maximum length of each row's completion, in tokens."""
         self._live_R: Tensor
-        """Mask of the rows that are not finished."""
+        """The mask of the rows that are not finished."""
         self._tokens_RT: Tensor
-        """Tokens and log-probs of each completion, by position."""
+        """The sampled tokens of each completion, by position. The next attribute contains their log-probs."""
         self._logps_RT: Tensor
         self._ends = torch.tensor(sorted(model.end_ids), device=model.device)
         self._sampling: SamplingRows
         self._stopping = False
         """Whether any row has stop strings."""
         self._constrained = self._adjusting = False
-        """Whether any row has a constraint."""
+        """Whether any row has a constraint, and whether any row has adjusted logits."""
         self._longest = 0
-        """Tokens of the longest completion in flight."""
+        """The number of tokens of the longest completion in the batch."""
         self._finished = 0
-        """Finished rows that have not left."""
+        """The number of finished rows that have not left the batch."""
         self._steps = 0
-        """Steps of this decoder."""
+        """The number of steps that this decoder has run."""
         self.drop()
 
     @property
     def kept_places(self) -> int:
-        """Number of token places in the kept KV cache of finished rows."""
+        """The number of tokens of finished rows that are kept in the KV cache."""
         return self._prefixes.places
 
     @property
     def in_flight(self) -> int:
-        """Number of rows in the batch, including finished ones."""
+        """The number of rows, including finished rows in the batch and preempted rows."""
         return len(self.flying) + len(self.preempted)
 
     @property
     def open(self) -> bool:
-        """Whether prompts may join now."""
+        """Whether new prompts can join the batch now."""
         return not self.flying or self._rows.open
 
     def room(self, jobs: Sequence[Job]) -> int:
-        """Return how many of the first jobs fit in memory; at least one if no row is in flight."""
+        """Return the number of jobs, from the first one on, that fit in memory. If no row is being decoded, the result is at least 1."""
         flying = len(self.flying)
         if self._measures and not flying:
             self.most_bytes = self._bytes_left()
@@ -145,9 +151,9 @@ class Decoder:
 
     @torch.inference_mode()
     def join(self, jobs: Sequence[Job]) -> list[RowOutput]:
-        """Read prompts and return the outputs of their rows, empty until `advance` lets them leave.
+        """Process prompts and return the outputs of their rows, which are empty until the rows leave during `advance`.
 
-        If that fails, none of them joins, and the rows in flight continue.
+        If an error occurs, none of the prompts joins the batch, and the other rows continue.
         """
         rows = [_FlyingRow(self._model, job) for job in jobs]
         before = [*self.flying, *self.preempted]
@@ -160,7 +166,7 @@ class Decoder:
         return [row.output for row in rows]
 
     def _enter(self, rows: Sequence[_FlyingRow]) -> None:
-        """Read the prompts of rows and add them to the batch."""
+        """Process the prompts of these rows and add the rows to the batch."""
         keep_freed_memory()
         joining = sorted(rows, key=lambda row: (row.job.adapter or "", len(row.job.prompt), row.job.prompt))
         device, before = self._model.device, self.flying
@@ -190,12 +196,12 @@ class Decoder:
 
     @property
     def steps(self) -> int:
-        """Number of steps so far."""
+        """The number of steps that this decoder has run."""
         return self._steps
 
     @torch.inference_mode()
     def advance(self, steps: int) -> None:
-        """Sample `steps` tokens for each row; stop early when rows leave."""
+        """Sample up to `steps` tokens for each row. Sampling stops early when rows leave the batch."""
         self._resume()
         self._within_memory(lambda: self._advance(steps), ())
 
@@ -233,7 +239,7 @@ class Decoder:
         return logits_RV
 
     def _bytes_left(self) -> int | None:
-        """Return a GPU's free bytes for the KV cache, rounded coarsely so that runs are repeatable."""
+        """Return the number of free bytes of a GPU for the KV cache, rounded coarsely so that runs are repeatable."""
         device = self._model.device
         if device.type != "cuda":
             return None
@@ -245,13 +251,13 @@ class Decoder:
 
     @property
     def _most_places(self) -> int | None:
-        """Token places of the KV cache that fit in memory; None if unknown."""
+        """The maximum number of tokens whose KV cache fits in memory, or None if unknown."""
         if self.most_bytes is None or not self._rows.place_bytes:
             return None
         return self.most_bytes // self._rows.place_bytes
 
     def _tight(self) -> bool:
-        """Drop kept rows if memory is short; return whether the next step still needs more memory than is available."""
+        """Drop kept rows if memory is short, and return whether the next step still needs more memory than is available."""
         most = self._most_places
         if most is None:
             return False
@@ -260,7 +266,7 @@ class Decoder:
         return needed > most
 
     def _preempt(self) -> Tensor:
-        """Preempt the newest rows; return the indices of those that stay."""
+        """Preempt the newest rows and return the indices of the rows that stay in the batch."""
         excess = self._rows.places_next - (self._most_places or 0)
         staying = sorted(range(len(self.flying)), key=lambda number: self.flying[number].joined)
         going: list[int] = []
@@ -278,7 +284,7 @@ class Decoder:
         return staying_R
 
     def _resume(self) -> None:
-        """Return preempted rows to the batch, as many as fit in memory."""
+        """Return as many preempted rows to the batch as fit in memory."""
         if self.preempted and self.open:
             rows = self.preempted[: self.room([row.job for row in self.preempted])]
             if rows:
@@ -286,7 +292,7 @@ class Decoder:
                 self._within_memory(lambda: self._enter(rows), rows)
 
     def _within_memory(self, work: Callable[[], None], joining: Sequence[_FlyingRow]) -> None:
-        """Run `work`; if memory runs out, take out all rows, including those `joining`, and continue with half as many."""
+        """Run `work`. If memory runs out, remove all rows (including `joining`) from the batch and continue with half as many rows."""
         try:
             work()
         except torch.OutOfMemoryError as error:
@@ -312,7 +318,7 @@ class Decoder:
         )
 
     def _take_out(self) -> list[_FlyingRow]:
-        """Empty the batch: fill in the finished rows' outputs, and return the unfinished rows with their tokens."""
+        """Empty the batch: fill in the outputs of finished rows, and return the unfinished rows with their tokens."""
         noted = self._unfinished()[: len(self._tokens_RT)]
         for row, ids, logprobs in list(self._generated(noted)):
             row.preempt(ids, logprobs)
@@ -324,7 +330,7 @@ class Decoder:
         return rows
 
     def _allowed(self) -> AllowedTokens | None:
-        """Return the allowed tokens of the unfinished rows with a constraint; None if there are none."""
+        """Return the allowed tokens of the unfinished rows that have a constraint, or None if there are no such rows."""
         # A GPU computes the logits in the meantime.
         own = {
             number: row.walk
@@ -337,7 +343,7 @@ class Decoder:
         return AllowedTokens.of(list(own), bits_CW, self._model.device)
 
     def _record(self, token_R: Tensor, logp_R: Tensor) -> None:
-        """Store each row's next token, and mark the rows that it finishes."""
+        """Store the next token of each row, and mark the rows that are finished by this token."""
         if self._longest == self._tokens_RT.shape[1]:
             self._make_room(2 * self._longest)
         self._tokens_RT.scatter_(1, self._position_R[:, None], token_R[:, None])
@@ -377,13 +383,13 @@ class Decoder:
                     self._finished += 1
 
     def _make_room(self, places: int) -> None:
-        """Allocate room for this many tokens of each row in flight."""
+        """Allocate memory for `places` tokens in each row of the batch."""
         rows, held = self._tokens_RT.shape
         margins = (0, max(0, places - held), 0, len(self.flying) - rows)
         self._tokens_RT, self._logps_RT = pad(self._tokens_RT, margins), pad(self._logps_RT, margins)
 
     def _keep_rows(self, rows: Sequence[int]) -> Tensor:
-        """Keep the state of these rows, in this order, and return their indices as a tensor."""
+        """Keep the state of the rows at these indices, in this order, and return the indices as a tensor."""
         index_R = torch.tensor(rows, dtype=torch.long, device=self._model.device)
         self.flying = [self.flying[row] for row in rows]
         self._position_R, self._most_R, self._live_R = (
@@ -394,7 +400,7 @@ class Decoder:
         return index_R
 
     def _count(self) -> None:
-        """Recompute the properties of the rows in flight."""
+        """Recompute the values that summarise the rows of the batch."""
         self._longest = max((row.job.begun + self._steps - row.joined for row in self.flying), default=0)
         self._finished = sum(row.length is not None for row in self.flying)
         self._stopping = any(row.stop is not None for row in self.flying)
@@ -408,7 +414,7 @@ class Decoder:
 
     @torch.inference_mode()
     def end(self, outputs: Sequence[RowOutput]) -> None:
-        """Finish the rows of these outputs with their tokens so far; the rows leave with the next finished rows."""
+        """Finish the rows of these outputs with the tokens sampled so far. The rows leave together with the next finished rows."""
         ended = {id(output) for output in outputs}
         for number, row in enumerate(self.flying):
             if id(row.output) in ended and row.length is None:
@@ -422,7 +428,7 @@ class Decoder:
 
     @torch.inference_mode()
     def settle(self) -> None:
-        """Fill in the outputs of finished rows that have not left yet."""
+        """Fill in the outputs of finished rows that have not left the batch yet."""
         self._fill(
             [
                 number
@@ -432,7 +438,7 @@ class Decoder:
         )
 
     def _fill(self, rows: Sequence[int]) -> None:
-        """Fill in the outputs of finished rows."""
+        """Fill in the outputs of the finished rows at these indices."""
         place = {id(row): number for number, row in enumerate(self.flying)}
         for row, ids, logprobs in self._generated(rows):
             output = row.output
@@ -443,7 +449,7 @@ class Decoder:
             output.routing = self._rows.routing(place[id(row)], len(row.first.prompt) + len(ids) - 1)
 
     def _generated(self, rows: Sequence[int]) -> Iterator[tuple[_FlyingRow, list[int], list[float]]]:
-        """Yield these rows with their tokens and log-probs."""
+        """Yield the rows at these indices with their tokens and log-probs."""
         if rows:
             index_R = torch.tensor(rows, device=self._model.device)
             generated = zip(self._tokens_RT[index_R].tolist(), self._logps_RT[index_R].tolist(), strict=True)
@@ -461,14 +467,14 @@ class Decoder:
         return [number for number, row in enumerate(self.flying) if row.length is None]
 
     def new_tokens(self) -> Iterator[tuple[RowOutput, list[int], list[float]]]:
-        """Yield each unfinished row's tokens since the last call, and their log-probs."""
+        """Yield the output of each unfinished row with the tokens sampled since the last call and their log-probs."""
         for row, ids, logprobs in self._generated(self._unfinished()):
             first, row.reported = row.reported, len(ids)
             if first < len(ids):
                 yield row.output, ids[first:], logprobs[first:]
 
     def interrupt(self) -> None:
-        """Fill in the outputs of the rows in flight with their tokens so far, and drop them; `finish_reason` stays None."""
+        """Fill in the outputs of all rows with the tokens sampled so far, leaving `finish_reason` at None, and drop the rows."""
         for row, ids, logprobs in self._generated(self._unfinished()):
             row.output.ids, row.output.logprobs = ids, logprobs
         for row in self.preempted:
@@ -476,7 +482,7 @@ class Decoder:
         self.drop()
 
     def drop(self) -> None:
-        """Drop the rows in flight."""
+        """Drop all rows of the batch and all preempted rows."""
         # Free all their tensors, because an update needs the memory.
         none = torch.empty(0)
         self.flying, self.preempted = [], []
@@ -491,7 +497,7 @@ class Decoder:
             self._rows = RereadRows(self._model)
 
     def forget(self, adapter: str | None) -> None:
-        """Drop prepared weights and KV caches of an adapter; None (the base) drops everything."""
+        """Drop the prepared weights and the KV caches of an adapter. None stands for the base model and drops everything."""
         assert not self.in_flight, "weights change only between rows"
         if adapter is None:
             self.drop()  # also drops rounded weights
@@ -500,12 +506,12 @@ class Decoder:
             self._fused.forget(adapter)
 
     def forget_read(self) -> None:
-        """Drop the rows in flight and the kept KV caches; keep prepared weights."""
+        """Drop all rows and the kept KV caches, but keep the prepared weights."""
         self.drop()
         self._prefixes.forget(None)
 
     def release_caches(self) -> None:
-        """Drop the rows in flight and everything that can be recomputed."""
+        """Drop all rows and everything that can be recomputed."""
         self.drop()
         self.forget(None)
         if self.recorder is not None:
@@ -513,7 +519,7 @@ class Decoder:
 
 
 def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[RowOutput]:
-    """Continue every prompt to its end of turn, a stop string or its token limit, without keeping caches."""
+    """Continue every prompt until its end of turn, a stop string or its token limit, without keeping caches afterwards."""
     decoder = Decoder(model, adapters=len({job.adapter for job in jobs}))
     outputs = decoder.join(jobs)
     while decoder.in_flight:
@@ -522,7 +528,7 @@ def decode(model: LanguageModel, jobs: Sequence[Job]) -> list[RowOutput]:
 
 
 class _FlyingRow:
-    """A row in flight."""
+    """A row of the batch or a preempted row."""
 
     __slots__ = (
         "ending",
@@ -542,63 +548,69 @@ class _FlyingRow:
     def __init__(self, model: LanguageModel, job: Job) -> None:
         self.model = model
         self.job = self.first = job
-        """The job; tokens from before a preemption are appended to its prompt."""
+        """The job of the row. After a preemption, the tokens that were generated before it are appended to the job's
+        prompt."""
         self.ids: list[int] = []
-        """The row's tokens from before it was preempted."""
+        """The tokens that the row generated before it was preempted."""
         self.logprobs: list[float] = []
         self.output = RowOutput([], [])
         self.joined = 0
-        """Steps of the decoder before the row joined."""
+        """The number of steps of the decoder before the row joined the batch."""
         self.length: int | None = None
-        """The number of its tokens since it joined; None until the row is finished."""
+        """The number of tokens that the row generated after it joined, or None until the row is finished."""
         self.ending: tuple[int, ...] = ()
-        """Tokens at the end of its completion that its constraint determined; the model has not read them."""
+        """Tokens at the end of the completion that follow from the constraint. The model has not processed these
+        tokens."""
         self.reported = 0
-        """Tokens that `Decoder.new_tokens` has yielded."""
+        """The number of tokens that `Decoder.new_tokens` has yielded for the row."""
         begun = job.prompt[len(job.prompt) - job.begun :]
         self.stop = StopSearch(model.tokenizer, job.sampling.stop, begun) if job.sampling.stop else None
         self.walk = None if job.sampling.constraint is None else self._walk(begun)
-        """The state of its completion in the grammar of its constraint; None without a constraint."""
+        """The state of the completion in the grammar of its constraint, or None without a constraint."""
 
     def _walk(self, begun: Sequence[int]) -> Walk | None:
         constraint = self.job.sampling.constraint
         return None if constraint is None else self.model.masks.begin(constraint, begun)
 
     def preempt(self, ids: list[int], logprobs: list[float]) -> None:
-        """Preempt the row: when it rejoins, it continues after these tokens, all that it has generated."""
+        """Preempt the row. When the row rejoins the batch, it continues after the tokens `ids`, which are all tokens generated so far."""
         self.ids, self.logprobs = ids, logprobs
         first = self.first
         self.job = job = first._replace(prompt=(*first.prompt, *ids), begun=first.begun + len(ids))
         self.walk = self._walk(job.prompt[len(job.prompt) - job.begun :])
 
     def room(self, steps: int) -> int:
-        """Return the remaining tokens of the row's completion after this many steps of the decoder."""
+        """Return how many tokens the completion of the row may still have after `steps` steps of the decoder."""
         return self.job.sampling.max_tokens - self.job.begun - (steps - self.joined)
 
     def newest(self) -> list[int]:
-        """Return the tokens of a finished row since it joined."""
+        """Return the tokens that a finished row sampled after it joined the batch."""
         ids = self.output.ids[len(self.ids) :]
         return ids[: -len(self.ending)] if self.ending else ids
 
 
 class StopSearch:
-    """Finds the first stop string in the text of one row, in time that is linear in its tokens.
+    """Finds the first stop string in the text of a row, in time that is linear in the number of tokens.
 
-    A new stop string includes some of the newest tokens. At each step, only the last tokens are therefore decoded, as many
-    as the longest stop string needs; once they contain a stop string, the whole text is searched.
+    Any newly completed stop string includes some of the newest tokens. At each step, the search therefore decodes only
+    as many of the last tokens as the longest stop string needs. When these tokens contain a stop string, the whole text
+    is searched.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], begun: Sequence[int]) -> None:
-        """Search for `stops`; `begun` are the tokens of the text so far, which are searched with the first new one."""
+        """Create a search for the stop strings `stops`.
+
+        The tokens `begun` are the text so far, which is searched when the first new token is added.
+        """
         self._tokenizer, self._stops = tokenizer, stops
         self._ids = list(begun)
         self._first = 0
-        """The first of the tokens that are decoded at each step."""
+        """The index of the first token that is decoded at each step."""
         self._least = max(map(len, stops)) + STOP_MARGIN
-        """The number of characters that these tokens must have."""
+        """The minimum number of characters that the decoded tokens must have."""
 
     def text_before_stop(self, token: int) -> str | None:
-        """Add a token; return the text before the first stop string, or None if there is none."""
+        """Add a token, and return the text before the first stop string, or None if there is no stop string."""
         self._ids.append(token)
         recent = self._text(self._first)
         if any(stop in recent for stop in self._stops):

@@ -1,14 +1,16 @@
-"""Decode strategies: how the rows in flight on one model read tokens and compute the next logits.
+"""Decode strategies, which define how the current rows of a model process tokens and compute the next logits.
 
-`flat`    kapelle's own pass for the architecture (models/fast), with its own KV cache: `FlatRows`
-`cache`   the model's own forward pass and KV cache, prompts padded on the left: `PaddedRows`
-`reread`  every token recomputes its whole text with the training pass: `RereadRows`
+- The strategy `flat` (`FlatRows`) uses kapelle's own forward pass for the architecture (models/fast), with its own KV cache.
+- The strategy `cache` (`PaddedRows`) uses the model's own forward pass and KV cache, with prompts padded on the left.
+- The strategy `reread` (`RereadRows`) recomputes whole texts in every step, with the forward pass of training.
 
-`cache` is used if it reproduces the logits of whole texts in a test: prompts of different lengths are read together, some
-tokens follow, and a row leaves. For a large model, a small random one is tested instead. State-space models fail this test
-because their state includes padding, and so do caches that cannot drop a row.
+The strategy `cache` is used if it passes a test in which it must reproduce the logits of whole texts. In the test,
+prompts of different lengths are processed together, a few tokens follow, and one row is removed. For a large model, a
+small random model of the same kind is tested instead. State-space models fail this test because their state includes
+the padding. Caches from which no row can be removed fail as well.
 
-Shapes: R rows, Q distinct prompts (per adapter), P prompt positions, N flat tokens, D hidden size, V vocabulary.
+In tensor shapes, R is the number of rows, Q of distinct prompts (per adapter), P of prompt positions and N of flat
+tokens; D is the hidden size and V the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -41,80 +43,80 @@ if TYPE_CHECKING:
 
 
 class Job(NamedTuple):
-    """One prompt to continue."""
+    """A prompt for which a completion is sampled."""
 
     adapter: str | None
     prompt: tuple[int, ...]
     sampling: Sampling
     seed: int
     begun: int = 0
-    """Number of tokens at the end of the prompt that were sampled earlier and belong to the completion."""
+    """The number of tokens at the end of the prompt that were sampled earlier and belong to the completion."""
     images: tuple[Image, ...] = ()
-    """The images in the prompt."""
+    """The images that the prompt contains."""
 
 
 @dataclass(slots=True)
 class RowOutput:
-    """A row's result, filled in once it is finished; `finish_reason` is None until then."""
+    """The result of a row, which is filled in when the row is finished. The `finish_reason` of an unfinished row is None."""
 
     ids: list[int]
     logprobs: list[float]
     finish_reason: FinishReason | None = None
     text: str | None = None
-    """Text up to a stop string, if any, including tokens that were sampled earlier."""
+    """The text before the stop string if one was found, including the text of tokens that were sampled earlier."""
     routing: Routing | None = None
-    """Experts of prompt and completion, if the model records them."""
+    """The experts selected for the tokens of the prompt and the completion, if the model records them."""
 
 
 class Rows:
-    """Rows in flight on one model: reads tokens and returns the logits of the next tokens."""
+    """The rows that are currently decoded on one model. A subclass processes tokens and returns the logits of the next tokens."""
 
     @property
     def open(self) -> bool:
-        """Whether prompts may join the rows in flight."""
+        """Whether new prompts can join while other rows are being decoded."""
         return True
 
     place_bytes = 0
-    """Bytes per token in the KV cache; 0 if unknown."""
+    """The number of bytes per token in the KV cache, or 0 if unknown."""
 
     @property
     def places_next(self) -> int:
-        """Token places of the KV cache after the next step; 0 if unknown."""
+        """The number of token slots that the KV cache uses after the next step, or 0 if unknown."""
         return 0
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
-        """Append rows and read their prompts; return logits `_RV` of their first tokens."""
+        """Append rows and process their prompts. Returns the logits of the first new tokens, of shape (R, V)."""
         raise NotImplementedError
 
     def read(self, token_R: Tensor) -> Tensor:
-        """Read one more token of each row and return logits `_RV` of the next."""
+        """Process one more token of each row and return the logits of the next tokens, of shape (R, V)."""
         raise NotImplementedError
 
     def arrange(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; drop all others."""
+        """Keep the rows at these indices, in this order, and drop all other rows."""
         raise NotImplementedError
 
     @property
     def routes(self) -> bool:
-        """Whether the experts of each token are recorded, so that all tokens must be read."""
+        """Whether the experts of each token are recorded, in which case the model must process all tokens."""
         return False
 
     def routing(self, row: int, tokens: int) -> Routing | None:
-        """Return the experts of the first tokens of a row; None if they are not recorded."""
+        """Return the experts of the first `tokens` tokens of a row, or None if the experts are not recorded."""
         return None
 
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
-        """Drop the finished rows at these indices (ascending); `completions` are their sampled tokens."""
+        """Drop the finished rows at these ascending indices. The argument `completions` contains the sampled tokens of these rows."""
         gone = set(rows)
         self.arrange([row for row in range(len(self)) if row not in gone])
 
     def __len__(self) -> int:
-        """Return the number of rows in flight."""
+        """Return the number of rows that are currently decoded."""
         raise NotImplementedError
 
 
 def _runs(lengths: Sequence[int], most: int) -> Iterator[range]:
-    """Split texts into runs of at most `most` tokens, or of a single longer text."""
+    """Split texts into consecutive groups of at most `most` tokens. A text that is longer than `most` forms its own group."""
     first, filled = 0, 0
     for number, length in enumerate(lengths):
         if number > first and filled + length > most:
@@ -125,25 +127,26 @@ def _runs(lengths: Sequence[int], most: int) -> Iterator[range]:
 
 
 PROMPT_CHUNK, GPU_PROMPT_CHUNK = 1024, 1 << 14
-"""Prompt tokens of one pass (or a single longer prompt): few enough to fit a CPU's cache, or enough to use a GPU fully."""
+"""The maximum number of prompt tokens in one forward pass on a CPU and on a GPU. A prompt that is longer than this
+maximum gets a pass of its own. The values are small enough for the cache of a CPU and large enough to use a GPU fully."""
 
 LEAST_SLOTS, ROOMY = 8, 4
-"""Number of slots of an adapter if steps are recorded: the minimum, and the maximum per row."""
+"""The minimum number of slots of an adapter, and the maximum number of slots per row, if steps are recorded."""
 
 STEM = 32
-"""Minimum length of a common prefix of prompts that is read once for all of them."""
+"""The minimum length of a common prefix of prompts that is processed once for all of these prompts."""
 
 
 def keeps_rounded(model: LanguageModel) -> bool:
-    """Return whether sampling keeps rounded copies of the float32 weights of a model that computes in half precision.
+    """Return whether sampling keeps copies of the float32 weights rounded to the half precision in which the model computes.
 
-    True on a GPU, where reading weights takes most of a step.
+    The result is True on a GPU, where reading weights takes most of the time of a step.
     """
     return model.device.type == "cuda" and model.dtype != torch.float32 and model.sharded_pass is None
 
 
 class FlatRows(Rows):
-    """Rows of kapelle's own pass: prompts without padding, each distinct prompt once, in our own KV cache."""
+    """Rows of kapelle's own forward pass, which processes each distinct prompt once, without padding, with its own KV cache."""
 
     def __init__(
         self,
@@ -164,17 +167,17 @@ class FlatRows(Rows):
         self._cache = KVCache(flat, model.device, model.dtype, steady=self._steady)
         self.place_bytes = 2 * len(flat.layers) * flat.key_heads * flat.head_size * model.dtype.itemsize
         self._texts: list[Text] = []
-        """Each row's adapter and prompt."""
+        """The adapter and the prompt of each row."""
         self._room: dict[str | None, int] = {}
-        """Slots of each adapter, if steps are recorded."""
+        """The number of slots of each adapter, if steps are recorded."""
         self._slots: list[int] = []
-        """Each row's."""
+        """The slot of each row."""
         self._slot_R: Tensor | None = None
-        """The slots as a tensor if steps are recorded; None if rows are slots."""
+        """The slot of each row as a tensor if steps are recorded, or None if rows and slots are the same."""
         self._token_S: dict[int, Tensor] = {}
         """Mapping from the number of slots to the tensor from which recorded steps read their tokens."""
         self._assigned = True
-        """Whether all rows have their slots."""
+        """Whether every row has been assigned to a slot."""
         self._route: Route = []
 
     def __len__(self) -> int:
@@ -182,18 +185,18 @@ class FlatRows(Rows):
 
     @property
     def places_next(self) -> int:
-        """Token places of the KV cache that are used after the next step."""
+        """The number of token slots that the KV cache uses after the next step."""
         return self._cache.places_next
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
-        """Read the new tokens of every distinct prompt once; return logits `_RV` of each row's first token."""
+        """Process the new tokens of every distinct prompt once and return the logits of each row's first token, of shape (R, V)."""
         flat, device, dtype = self._flat, self._model.device, self._model.dtype
         texts = [(job.adapter, job.prompt) for job in jobs]
         prompts = list(dict.fromkeys(texts))
         most = GPU_PROMPT_CHUNK if device.type == "cuda" else PROMPT_CHUNK
         block = PromptBlock(flat, [len(prompt) for _, prompt in prompts], device, dtype)
         known = [0] * len(prompts)
-        """Number of tokens of each prompt that have cached keys and values."""
+        """The number of tokens of each prompt whose keys and values are already in the cache."""
         for number, (adapter, prompt) in enumerate(prompts):
             kv = self._prefixes.find(adapter, prompt)
             if kv is not None:
@@ -227,7 +230,7 @@ class FlatRows(Rows):
         known: Sequence[int],
         chunk: range,
     ) -> Tensor:
-        """Read the new tokens of a few prompts and return logits `_QV` of the tokens that follow."""
+        """Process the new tokens of a few prompts and return the logits of the tokens that follow, of shape (Q, V)."""
         device = self._model.device
         new = [len(prompts[q][1]) - known[q] for q in chunk]
         tokens_N = torch.tensor([token for q in chunk for token in prompts[q][1][known[q] :]], device=device)
@@ -244,7 +247,7 @@ class FlatRows(Rows):
         return self._logits(tokens_N, position_N, route, attend, last_Q)
 
     def read(self, token_R: Tensor) -> Tensor:
-        """Read one more token of each row and return logits `_RV` of the next token, valid until the next call."""
+        """Process one more token of each row and return the logits of the next tokens, of shape (R, V), valid until the next call."""
         if not self._assigned:
             self._assign_slots()
         self._cache.open()  # outside of the recorded step
@@ -263,7 +266,7 @@ class FlatRows(Rows):
         return logits_SV.index_select(0, self._slot_R)
 
     def _step(self, token_S: Tensor) -> Tensor:
-        """Read a token by tensor operations only, because a replay runs no Python."""
+        """Process one token per slot using tensor operations only, because replaying a recording runs no Python code."""
         return self._logits(token_S, self._cache.advance(), self._route, self._cache.attend, None)
 
     def _logits(
@@ -286,7 +289,7 @@ class FlatRows(Rows):
                 return self._model.logits(hidden_ND)
 
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
-        """Drop rows, keeping their KV cache for later prompts: the prompt and all but the last sampled token."""
+        """Drop finished rows, but keep the KV cache of the prompt and of all but the last sampled token for later prompts."""
         read = [
             (self._texts[row][0], (*self._texts[row][1], *completion[:-1]))
             for row, completion in zip(rows, completions, strict=True)
@@ -295,16 +298,16 @@ class FlatRows(Rows):
         super().leave(rows, completions)
 
     def arrange(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; drop all others."""
+        """Keep the rows at these indices, in this order, and drop all other rows."""
         self._texts = [self._texts[row] for row in rows]
         self._slots = [self._slots[row] for row in rows]
         self._assign_slots()
 
     def _assign_slots(self) -> None:
-        """Assign rows to slots.
+        """Assign each row to a slot.
 
-        If steps are recorded, each adapter has a number of slots that seldom changes, some of them idle. A recording
-        therefore still fits when rows join and leave.
+        If steps are recorded, each adapter has a number of slots that seldom changes, and some of the slots are idle. A
+        recording therefore remains valid when rows join and leave.
         """
         self._assigned = True
         if not self._steady:
@@ -329,7 +332,7 @@ class FlatRows(Rows):
 
 
 def _shared_beginnings(prompts: Sequence[Text], known: Sequence[int]) -> dict[Text, list[int]]:
-    """Return the common prefixes of new prompts, each with the prompts that share it."""
+    """Return a mapping from each common prefix of new prompts to the indices of the prompts that share this prefix."""
     alike: dict[Text, list[int]] = {}
     for number, (adapter, prompt) in enumerate(prompts):
         if not known[number] and len(prompt) > STEM:
@@ -356,29 +359,29 @@ def plain_cache(_model: LanguageModel) -> Cache:
 
 
 def cache_by_layer(model: LanguageModel) -> Cache:
-    """Return an empty cache that depends on the kind of layer: it keeps all tokens, those of a window, or a state."""
+    """Return an empty cache that stores what each layer needs: all tokens, the tokens of a window, or a state."""
     from transformers import DynamicCache
 
     return DynamicCache(config=model.model.config)
 
 
 class PaddedRows(Rows):
-    """Rows of a `transformers` causal LM: prompts padded on the left, the library's own KV cache.
+    """Rows of a causal LM of `transformers`, with prompts padded on the left and the library's own KV cache.
 
-    `decode_strategy` tests whether this reproduces the model's own logits.
+    The function `decode_strategy` tests whether this strategy reproduces the logits of the model.
     """
 
     def __init__(self, model: LanguageModel, cache_of: CacheOf = plain_cache) -> None:
-        """Use the cache that `cache_of` creates."""
+        """Create rows that use the cache created by `cache_of`."""
         self._model = model
         self._cache_of = cache_of
         accepted = inspect.signature(model.body.forward).parameters
         self._cache_name = "cache_params" if "cache_params" in accepted else "past_key_values"
         self._adapters: list[str | None] = []
         self._left: list[int] = []
-        """Padding before each row's prompt."""
+        """The number of padding tokens before the prompt of each row."""
         self._experts_RPLk: list[Tensor] = []
-        """The experts of each pass's tokens, if the model records them."""
+        """The experts selected for the tokens of each forward pass, if the model records them."""
 
     def __len__(self) -> int:
         return len(self._adapters)
@@ -389,7 +392,7 @@ class PaddedRows(Rows):
         return bool(self._experts_RPLk)
 
     def routing(self, row: int, tokens: int) -> Routing | None:
-        """Return the experts of the first tokens of a row."""
+        """Return the experts of the first `tokens` tokens of a row."""
         if not self.routes:
             return None
         first = self._left[row]
@@ -397,11 +400,11 @@ class PaddedRows(Rows):
 
     @property
     def open(self) -> bool:
-        """Whether no row is in flight, because the library's cache takes all prompts at once."""
+        """Whether no row is being decoded, because the library's cache requires that all prompts are added at once."""
         return not self._adapters
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
-        """Read every prompt and return logits `_RV` of its first new token."""
+        """Process every prompt and return the logits of each first new token, of shape (R, V)."""
         assert self.open, "rows join only when no others are in flight"
         self._adapters = [job.adapter for job in jobs]
         self._cache = self._cache_of(self._model)
@@ -421,19 +424,19 @@ class PaddedRows(Rows):
         return self._forward(named, positions)
 
     def _place(self, count: int, length: int) -> Tensor:
-        """Return the positions `_RP` of the last `count` of `length` tokens."""
+        """Return the positions of the last `count` of `length` tokens in each row, of shape (R, P)."""
         place_P = torch.arange(length - count, length, device=self._pad_R.device)
         return (place_P[None] - self._pad_R[:, None]).clamp(min=0)
 
     def read(self, token_R: Tensor) -> Tensor:
-        """Read one more token of each row and return logits `_RV` of the next."""
+        """Process one more token of each row and return the logits of the next tokens, of shape (R, V)."""
         self._mask_RP = torch.cat([self._mask_RP, self._mask_RP.new_ones(len(token_R), 1)], dim=1)
         if self._model.vision is not None:
             token_R = self._model.vision.readable(token_R)
         return self._forward({"input_ids": token_R[:, None]}, self._place(1, self._mask_RP.shape[1]))
 
     def arrange(self, rows: Sequence[int]) -> None:
-        """Keep these rows; drop the others and their cache."""
+        """Keep the rows at these indices, and drop the other rows together with their cache."""
         self._adapters = [self._adapters[row] for row in rows]
         self._left = [self._left[row] for row in rows]
         kept_R = torch.tensor(rows, dtype=torch.long, device=self._pad_R.device)
@@ -460,14 +463,14 @@ class PaddedRows(Rows):
 
 
 REREAD_TOKENS = 1 << 14
-"""Maximum tokens of one pass, if no text is longer."""
+"""The maximum number of tokens in one forward pass. A text that is longer than this maximum gets a pass of its own."""
 
 
 class RereadRows(Rows):
-    """Rows without a KV cache: every step recomputes all texts.
+    """Rows without a KV cache: every step recomputes all texts from the beginning.
 
-    This is the slowest strategy, but correct for every model. It is used if a model's own cache does not reproduce the
-    logits of whole texts.
+    This strategy is the slowest, but it is correct for every model. The strategy is used if the model's own cache does
+    not reproduce the logits of whole texts.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -478,23 +481,23 @@ class RereadRows(Rows):
         return len(self._texts)
 
     def join(self, jobs: Sequence[Job]) -> Tensor:
-        """Read every prompt and return logits `_RV` of its first new token."""
+        """Process every prompt and return the logits of each first new token, of shape (R, V)."""
         joining = [(job.adapter, list(job.prompt), job.images) for job in jobs]
         self._texts += joining
         return self._logits(joining)
 
     def read(self, token_R: Tensor) -> Tensor:
-        """Read one more token of each row and return logits `_RV` of the next."""
+        """Process one more token of each row and return the logits of the next tokens, of shape (R, V)."""
         for (_, text, _), token in zip(self._texts, token_R.tolist(), strict=True):
             text.append(token)
         return self._logits(self._texts)
 
     def arrange(self, rows: Sequence[int]) -> None:
-        """Continue with these rows, in this order."""
+        """Keep the rows at these indices, in this order, and drop all other rows."""
         self._texts = [self._texts[row] for row in rows]
 
     def _logits(self, texts: Sequence[tuple[str | None, list[int], tuple[Image, ...]]]) -> Tensor:
-        """Read whole texts, a few in each pass, and return logits `_RV` of the tokens that follow."""
+        """Process whole texts, a few per forward pass, and return the logits of the tokens that follow, of shape (R, V)."""
         device = self._model.device
         logits: list[Tensor] = []
         for run in _runs([len(text) for _, text, _ in texts], REREAD_TOKENS):
@@ -515,28 +518,30 @@ class RereadRows(Rows):
 
 
 TRIED_PROMPTS = (9, 5, 7)
-"""Numbers of tokens of the prompts with which a cache is tested."""
+"""The lengths in tokens of the prompts with which a cache is tested."""
 
 TRIED_STEPS = 4
-"""Number of tokens after the prompts; the second row leaves in the middle."""
+"""The number of tokens that follow the prompts in the test of a cache. The second row is removed after half of these
+tokens."""
 
 TRIED_SIZE = 10_000_000
-"""Maximum parameters of a model that is tested itself."""
+"""The maximum number of parameters of a model that is tested directly. For larger models, a small random model is
+tested."""
 
 CACHE_TOLERANCE = 1e-4
-"""Maximum difference in float32, as a share of the norm of a row's logits."""
+"""The maximum difference between the logits of a row in float32, relative to the norm of the row's logits."""
 
 
 class DecodeStrategy(NamedTuple):
-    """How a model decodes."""
+    """The way in which a model decodes."""
 
     name: Literal["flat", "cache", "reread"]
     cache_of: CacheOf | None = None
-    """Creates the KV cache of `cache`."""
+    """The function that creates the KV cache for the strategy `cache`."""
 
 
 def decode_strategy(model: LanguageModel) -> DecodeStrategy:
-    """Return the fastest strategy that reproduces a model's logits; this tests the model's cache without adapters."""
+    """Return the fastest strategy that reproduces the logits of a model. The model's own cache is tested without adapters."""
     if model.flat is not None:
         return DecodeStrategy("flat")
     if model.vision is None and sum(weight.numel() for weight in model.model.parameters()) > TRIED_SIZE:
@@ -551,10 +556,10 @@ def decode_strategy(model: LanguageModel) -> DecodeStrategy:
 
 @torch.inference_mode()
 def _cache_agrees(model: LanguageModel, cache_of: CacheOf) -> bool:
-    """Return whether decoding with a cache gives the same logits as a pass over the whole text.
+    """Return whether decoding with a cache gives the same logits as a forward pass over the whole text.
 
-    Both are computed in float32, where a small error can be told from rounding. They alternate, so that any state that a
-    model keeps outside the cache is overwritten, as in training.
+    Both results are computed in float32, where an error can be distinguished from rounding. The two computations
+    alternate, so that any state that a model keeps outside the cache is overwritten, as in training.
     """
     words = int(model.model.get_input_embeddings().weight.shape[0])
     count = sum(TRIED_PROMPTS) + TRIED_STEPS * len(TRIED_PROMPTS)

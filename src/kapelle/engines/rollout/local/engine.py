@@ -1,10 +1,10 @@
-"""The rollout engine in this process: requests of all agents share one decode batch.
+"""The local rollout engine, which decodes the requests of all agents in one batch, in the trainer's process.
 
-Coroutines submit requests and wait. When none of them can continue without a completion, all submitted requests join
-the rows in flight, each row with its own adapter. Finished rows leave and their completions are returned while the others
-continue, so that the next turns of their agents can join. The engine waits for episodes with busy environments
-(`runtime/batch_barrier.py`), and requests that join together are sorted in a fixed order, not by arrival, which makes runs
-repeatable.
+Coroutines submit requests and wait. When no coroutine can continue without a completion, all submitted requests join
+the batch as rows, each with its own adapter. Finished rows leave the batch, and their completions are returned while
+the other rows continue, so that the next turns of their agents can join. The engine waits for episodes whose
+environments are busy (`runtime/batch_barrier.py`). Requests that join together are sorted in a fixed order instead of
+by arrival. Runs are repeatable because the engine waits and because this order is fixed.
 """
 
 from __future__ import annotations
@@ -48,19 +48,20 @@ from kapelle.types import Constraint, images_in
 _Pending = PendingRequest[RowOutput]
 
 SERVED_STEPS = 4
-"""When serving, maximum tokens that rows generate before others may join and streams get their tokens."""
+"""The maximum number of tokens that rows generate, while the engine serves external callers, before new requests may
+join and streams receive their tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class _ModelQueue(RequestQueue[RowOutput]):
-    """One base model with its waiting requests and its requests in flight."""
+    """A base model with its waiting requests and the requests that are being decoded."""
 
     model: LanguageModel
     decoder: Decoder
     in_flight: list[_Pending] = field(default_factory=list)
 
     def clear(self) -> list[_Pending]:
-        """Drop the rows in flight and return their requests."""
+        """Drop all rows of the batch and return their requests."""
         self.decoder.drop()
         dropped, self.in_flight = self.in_flight, []
         return dropped
@@ -75,16 +76,16 @@ class _LoadedPolicy:
 
 
 def has_memory_of_its_own(device: torch.device) -> bool:
-    """Return whether a device has separate, smaller memory, which sampling frees before an update.
+    """Return whether a device has separate memory, which is small and which sampling frees before an update.
 
-    True for CUDA, where KV caches and copies of weights take memory from activations. False for a CPU, whose memory is
-    large, because recomputing them takes time.
+    The result is True for CUDA, where KV caches and copies of weights compete with activations for memory. The result
+    is False for a CPU, whose memory is large, because recomputing KV caches and copies of weights takes time.
     """
     return device.type == "cuda"
 
 
 def check_recording(model: LanguageModel) -> None:
-    """Raise ModelError for a model with recorded routing that decodes without a KV cache."""
+    """Raise ModelError if the model records routing but has to be decoded without a KV cache."""
     if model.choices is not None and decode_strategy(model).name != "cache":
         raise ModelError(
             f"`model.routing: replayed` needs a model that decodes with a KV cache, but '{model.name}' reads its whole "
@@ -93,7 +94,7 @@ def check_recording(model: LanguageModel) -> None:
 
 
 def _check_ids(request: Request, model: LanguageModel) -> None:
-    """Raise ContextError for a prompt without tokens or with ids outside the model's vocabulary."""
+    """Raise ContextError if a prompt has no tokens or contains ids outside the model's vocabulary."""
     ids = request.prompt_ids + request.begun
     if not ids or min(ids) < 0 or max(ids) >= model.vocabulary:
         what = f"contains the id {max(ids) if min(ids) >= 0 else min(ids)}" if ids else "has no token"
@@ -104,7 +105,7 @@ def _check_ids(request: Request, model: LanguageModel) -> None:
 
 
 def _join(queue: _ModelQueue, joining: Sequence[_Pending], jobs: Sequence[Job]) -> None:
-    """Let requests join the rows in flight; a request that cannot join fails without affecting the others."""
+    """Add requests to the batch. A request that cannot join fails without affecting the other requests."""
     queue.in_flight += joining
     try:
         outputs = queue.decoder.join(jobs) if jobs else ()
@@ -126,7 +127,7 @@ def _join(queue: _ModelQueue, joining: Sequence[_Pending], jobs: Sequence[Job]) 
 
 
 class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstraints, HasNotes, HasQueue):
-    """Samples on the trainer's base models, in their own memory."""
+    """A rollout engine that samples from the trainer's base models without copying their weights."""
 
     def __init__(
         self,
@@ -139,12 +140,14 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         patience: float = 60.0,
         kv_bytes: int | None = None,
     ) -> None:
-        """Sample on these models.
+        """Create an engine that samples from these models.
 
-        Each base model has at most `max_rows` rows in flight, and its KV cache takes at most `kv_bytes`; see `Decoder`.
+        Each base model decodes at most `max_rows` rows at a time, and its KV cache uses at most `kv_bytes` bytes (see
+        `Decoder`).
 
-        `releases` decides on which devices `release_caches` also frees copies of weights. `recorder_on` returns the recorder of steps
-        on a device. `patience` is the maximum wait in seconds for busy episodes.
+        The function `releases` returns whether `release_caches` also frees copies of weights on a device. The function
+        `recorder_on` returns the recorder of decoding steps for a device. The argument `patience` is the maximum time
+        in seconds to wait for busy episodes.
         """
         local = [policy for policy in policies if policy.endpoint is None]
         for model in models.values():
@@ -170,22 +173,22 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         self._steps, self._at_once = PAUSE, False
         self._pump: asyncio.Task[None] | None = None
         self._interrupting: asyncio.Future[list[Interrupted]] | None = None
-        """Collects the interrupted requests; None outside `interrupt`."""
+        """The future that receives the interrupted requests, or None outside `interrupt`."""
         self._pause: Callable[[], Awaitable[bool]] | None = None
         self._pause_tokens, self._paused_at = 0, 0
         self._to_interrupt = asyncio.Event()
-        """Whether `interrupt` was called since the last `pause_every`."""
+        """An event that is set when `interrupt` has been called since the last call of `pause_every`."""
         self.tokens_sampled = 0
-        """Number of sampled completion tokens."""
+        """The number of completion tokens that the engine has sampled."""
 
     @property
     def policies(self) -> Sequence[str]:
-        """Names of the policies that it holds."""
+        """The names of the policies that the engine can sample from."""
         return tuple(self._loaded)
 
     @property
     def notes(self) -> Sequence[str]:
-        """Notes on chat templates, and on models without fused attention or without a cache."""
+        """Notes on chat templates, on models without fused attention and on models that decode without a cache."""
         templates = (note for queue in self.queues for note in queue.model.renderer.notes)
         slow = (
             f"'{queue.model.name}' ({type(queue.model.model).__name__}) reads its whole text again for every sampled "
@@ -203,7 +206,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         return (*dict.fromkeys(templates), *plain, *slow)
 
     def renderer(self, policy: str) -> ChatRenderer:
-        """Return the renderer of a policy's conversations."""
+        """Return the renderer that converts the conversations of a policy into tokens."""
         return self._policy(policy).queue.model.renderer
 
     async def generate(self, request: Request) -> Completion:
@@ -211,7 +214,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         return await self.stream(request, None)
 
     async def stream(self, request: Request, on_tokens: OnTokens | None) -> Completion:
-        """Return one completion as `generate` does; `on_tokens` gets its tokens as they are sampled, except the last ones."""
+        """Return one completion, like `generate`, and pass its tokens to `on_tokens` as they are sampled, except for the last tokens."""
         queue = self._policy(request.policy).queue
         # Here, only the invalid request fails; in the batch it would fail all rows, and an unknown id would corrupt the
         # GPU's context.
@@ -222,7 +225,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         return await queue.answer_to(request, on_tokens)
 
     def _start_pump(self) -> asyncio.Task[None]:
-        """Return the task that processes requests; start one if none is running."""
+        """Return the task that processes requests. If no such task is running, a new task is started."""
         if self._pump is None or self._pump.done():
             for left in self.queues:
                 # Requests of a cancelled run remain here: nothing waits for them.
@@ -232,7 +235,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         return self._pump
 
     async def interrupt(self) -> Sequence[Interrupted]:
-        """Interrupt all requests once every coroutine waits for a completion; see `Interruptible`."""
+        """Interrupt all requests as soon as every coroutine is waiting for a completion (see `Interruptible.interrupt`)."""
         interrupted: asyncio.Future[list[Interrupted]] = asyncio.get_running_loop().create_future()
         self._interrupting = interrupted
         self._to_interrupt.set()
@@ -243,29 +246,29 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
             self._interrupting = None
 
     def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
-        """Await `pause` after about this many tokens of each row; see `Interruptible`."""
+        """Await `pause` after about every `tokens` tokens of each row (see `Interruptible.pause_every`)."""
         self._pause, self._pause_tokens, self._paused_at = pause, tokens, self._tokens_a_row()
         self._to_interrupt = asyncio.Event()
 
     def _tokens_a_row(self) -> int:
-        """Return the number of steps of all base models, which take turns to sample."""
+        """Return the total number of decoding steps of all base models, which take turns to sample."""
         return sum(queue.decoder.steps for queue in self.queues)
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait for a row."""
+        """The number of requests that are waiting to join a batch."""
         return sum(len(queue.arrived) + len(queue.waiting) for queue in self.queues)
 
     def serve(self) -> None:
-        """From now on, return each completion as soon as its row is finished, and do not wait for episodes.
+        """Return each completion as soon as its row is finished from now on, without waiting for episodes.
 
-        This is for callers that can send requests at any time; the last bits of their results then depend on when they
-        arrive.
+        This method is for callers that can send requests at any time. The last bits of their results depend on when the
+        requests arrive.
         """
         self._patience, self._steps, self._at_once = 0.0, SERVED_STEPS, True
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
-        """Load new weights; tensors that already share the engine's memory are not copied."""
+        """Load new weights for a policy. Tensors that already share memory with the engine are not copied."""
         loaded = self._policy(policy)
         if self._pump is None or self._pump.done():
             loaded.queue.clear()
@@ -284,11 +287,12 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         loaded.hash = weights_hash(own)
 
     def release_caches(self) -> None:
-        """Free the kept KV cache, and copies of weights on devices where the update needs the memory.
+        """Free the kept KV cache, and also copies of weights on devices where the update needs the memory.
 
-        The loop calls this when all episodes have ended, so nothing is freed between the turns of a rollout. The kept KV
-        cache of a trained adapter is dropped anyway when its next weights arrive. The cache of frozen policies would grow
-        with every step, would be of little use to later episodes, and would be missing in a resumed run.
+        The training loop calls this method when all episodes have ended, so nothing is freed between the turns of a
+        rollout. The kept KV cache of a trained adapter is dropped anyway when the next weights of the adapter arrive.
+        The cache of frozen policies would grow with every step, would be of little use to later episodes, and would be
+        missing in a resumed run.
         """
         if self._pump is not None and not self._pump.done():
             return
@@ -303,11 +307,11 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
             torch.cuda.empty_cache()
 
     def close(self) -> None:
-        """Release the models; their memory is freed when nothing else refers to them."""
+        """Release the models. Their memory is freed when nothing else refers to the models."""
         self._loaded.clear()
 
     async def _drain(self, here: BatchBarrier) -> None:
-        """Process requests until none is left: wait for all requests that can arrive, then sample on each base model in turn."""
+        """Process requests until none is left: wait for all requests that can arrive, then sample from each base model in turn."""
         while self._interrupting is not None or any(
             queue.arrived or queue.waiting or queue.in_flight for queue in self.queues
         ):
@@ -362,7 +366,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
                         pending.fail(error)
 
     def _advance(self, queue: _ModelQueue) -> None:
-        """Let waiting requests join the rows in flight, sample a few tokens for each, and return finished completions."""
+        """Add waiting requests to the batch, sample a few tokens for each row, and return finished completions."""
         queue.drop_cancelled()
         gone = [pending.output for pending in queue.in_flight if pending.future.done()]
         queue.decoder.end([output for output in gone if output is not None])
@@ -401,7 +405,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         self._answer_finished(queue)
 
     def _answer_finished(self, queue: _ModelQueue) -> None:
-        """Return the completions of finished rows."""
+        """Return the completions of finished rows to the waiting coroutines."""
         answers: list[tuple[_Pending, Completion]] = []
         unfinished: list[_Pending] = []
         for pending in queue.in_flight:
@@ -430,12 +434,12 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
             pending.answer(completion)
 
     def alternatives(self, request: Request, ids: Sequence[int], count: int) -> Sequence[Likeliest]:
-        """Return the likeliest tokens at the position of each id; see `KnowsAlternatives`."""
+        """Return the most likely tokens at the position of each token id (see `KnowsAlternatives.alternatives`)."""
         loaded = self._policy(request.policy)
         return likeliest(loaded.queue.model, loaded.adapter, request.prompt_ids, ids, request.sampling, count)
 
     def fits(self, policy: str, constraint: Constraint, most: int) -> bool | None:
-        """Return whether some completion is short enough; see `AppliesConstraints`."""
+        """Return whether a completion of at most `most` tokens can satisfy a constraint (see `AppliesConstraints.fits`)."""
         # The search for a longer completion is never conclusive.
         return (
             self._policy(policy).queue.model.masks.fits(constraint, most, briefly=True)

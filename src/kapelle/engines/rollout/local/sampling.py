@@ -1,9 +1,10 @@
 """Sample one token per row from logits, reproducibly for each row.
 
-A row's random number depends only on its own seed and position, so a request's tokens are independent of the other
-rows of its batch.
+The random number of a row depends only on the seed and the position of the row. The sampled tokens of a request are
+therefore independent of the other rows of its batch.
 
-Shapes: R rows, V vocabulary; N tokens of a prompt and its completion, T of the completion.
+In tensor shapes, R is the number of rows, V the size of the vocabulary, N the number of tokens of a prompt and its
+completion, and T the number of tokens of the completion.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling settings of each row as tensors, and which kinds occur as plain values, because reading a tensor waits for a GPU.
+    """The sampling settings of all rows as tensors, and flags that state which settings are in use.
 
-    `of` builds the settings without a wait; settings that are built from tensors read these once.
+    The flags are plain Python values, because reading a tensor waits for the GPU. The method `of` builds the settings
+    without waiting for the GPU. If the settings are built from tensors directly, the tensors are read once.
     """
 
     temperature_R: Tensor
@@ -39,16 +41,16 @@ class SamplingRows:
     top_k_R: Tensor
     seed_R: Tensor
     known: tuple[tuple[float, float, int], ...] | None = None
-    """Temperature, top-p and top-k of the rows. A setting at its default has no effect, so handling an extra kind costs
-    only time."""
+    """The temperature, top-p and top-k of the rows. A setting at its default has no effect, so listing additional
+    combinations only costs time."""
     tempers: bool = field(init=False)
-    """Whether any temperature differs from 1."""
+    """Whether any row has a temperature other than 1."""
     cuts_p: bool = field(init=False)
     cuts_k: bool = field(init=False)
     greedy: bool = field(init=False)
     """Whether any row selects its most likely token."""
     most_k: int = field(init=False)
-    """Largest top-k."""
+    """The largest top-k of all rows."""
     all_k: bool = field(init=False)
     """Whether every row has a top-k."""
     all_p: bool = field(init=False)
@@ -70,7 +72,7 @@ class SamplingRows:
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling], seeds: Sequence[int], device: torch.device) -> SamplingRows:
-        """Return the settings of rows with this sampling and these seeds, as tensors on a device."""
+        """Return the settings of rows with these sampling settings and seeds, as tensors on a device."""
         columns = (
             torch.tensor([sampling.temperature for sampling in samplings], dtype=torch.float32),
             torch.tensor([sampling.top_p for sampling in samplings], dtype=torch.float32),
@@ -85,7 +87,7 @@ class SamplingRows:
 
 
 def uniform(seed_R: Tensor, position_R: Tensor) -> Tensor:
-    """Return one float64 in [0, 1) per row: SplitMix64 (Steele et al. 2014) of seed and position."""
+    """Return one float64 random number in [0, 1) per row, computed with SplitMix64 (Steele et al. 2014) from seed and position."""
     z = torch.add(seed_R, position_R + 1, alpha=_WORD)
     z = (z ^ _shift(z, 30)) * _MIX_1
     z = (z ^ _shift(z, 27)) * _MIX_2
@@ -94,30 +96,31 @@ def uniform(seed_R: Tensor, position_R: Tensor) -> Tensor:
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift right without copying the sign bit, as if int64 were unsigned."""
+    """Shift an int64 tensor right and fill with zeros, as for an unsigned integer."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 RANKED = 4096
-"""Maximum tokens that are sorted to find the top-p set; if there are more, some are excluded first."""
+"""The maximum number of tokens that are sorted to find the top-p set. From a larger set, some tokens are excluded
+before sorting."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """The allowed tokens of the rows with a constraint."""
+    """The allowed tokens of the rows that have a constraint."""
 
     row_C: Tensor
-    """Indices of the rows, in order."""
+    """The indices of the rows that have a constraint, in ascending order."""
     bits_CW: Tensor
-    """Allowed tokens of these rows (`TokenMasks`)."""
+    """The allowed tokens of the rows that have a constraint, as bit masks (see `TokenMasks`)."""
 
     @classmethod
     def of(cls, rows: Sequence[int], bits_CW: Bits, device: torch.device) -> AllowedTokens:
-        """Return the allowed tokens of these rows on a device."""
+        """Return the allowed tokens of these rows as tensors on a device."""
         return cls(torch.tensor(rows, device=device), torch.from_numpy(bits_CW).to(device))
 
     def cut(self, logits_RV: Tensor) -> Tensor:
-        """Return logits in which these rows have only their allowed tokens; other rows are unchanged."""
+        """Return logits in which the constrained rows keep only their allowed tokens. Other rows are unchanged."""
         most_CV = allowed_limits(self.bits_CW, 0, logits_RV.shape[1], logits_RV.dtype)
         if len(self.row_C) == len(logits_RV):  # all rows, in order
             return torch.minimum(logits_RV, most_CV)
@@ -126,11 +129,12 @@ class AllowedTokens:
 
 
 def processed_logits(logits_RV: Tensor, rows: SamplingRows, allowed: AllowedTokens | None = None) -> Tensor:
-    """Return the logits `_RV` of the sampling distributions: masked by `allowed`, tempered, cut to top-k, then to top-p.
+    """Return the logits of the sampling distributions, of shape (R, V), after masks, temperature, top-k and top-p.
 
-    Tokens are ranked by their log-probs, and those of equal log-prob by their ids. Top-p keeps a token while the tokens
-    ranked before it have a total probability below p. A greedy row (temperature 0) keeps its untempered distribution. A
-    setting that no row uses costs nothing, and rows that do not use a setting stay unchanged.
+    Masks, temperature, top-k and top-p are applied in this order. Tokens are ranked by log-prob, and tokens of equal
+    log-prob by token id. Top-p keeps a token while the tokens ranked above it have a total probability below p. A
+    greedy row (temperature 0) keeps the distribution of temperature 1. A setting that no row uses costs nothing, and a
+    row that does not use a setting is not changed by it.
     """
     if allowed is not None:
         logits_RV = allowed.cut(logits_RV)
@@ -162,12 +166,12 @@ def processed_logits(logits_RV: Tensor, rows: SamplingRows, allowed: AllowedToke
 
 
 Last = tuple[Tensor, Tensor, Tensor]
-"""The cut of a ranking: the log-prob `_R1` of the last kept token, how many tokens of exactly this log-prob are
-kept `_R1`, and whether there may be more of them than that `_R1`."""
+"""The cutoff of a ranking, as three tensors of shape (R, 1): the log-prob of the last kept token, the number of kept
+tokens that have exactly this log-prob, and whether more tokens than that may have this log-prob."""
 
 
 def _last_of(ranked_RC: Tensor, count_R1: Tensor) -> Last:
-    """Return the cut after `count_R1` tokens, given the C largest log-probs in descending order."""
+    """Return the cutoff after the first `count_R1` tokens of a ranking, given the C largest log-probs in descending order."""
     least_R1 = ranked_RC.gather(1, count_R1 - 1)
     next_R1 = ranked_RC.gather(1, count_R1.clamp(max=ranked_RC.shape[1] - 1))
     above_R1 = (ranked_RC > least_R1).sum(-1, keepdim=True)
@@ -175,17 +179,20 @@ def _last_of(ranked_RC: Tensor, count_R1: Tensor) -> Last:
 
 
 def _last_of_nucleus(ranked_RC: Tensor, top_p_R1: Tensor, held: float = 0.0) -> Last:
-    """Return the cut after the smallest set of likeliest tokens with probability p, given earlier tokens with probability `held`."""
+    """Return the cutoff after the smallest set of most likely tokens that has probability p.
+
+    The argument `held` is the probability of the tokens that are ranked above `ranked_RC`.
+    """
     mass_RC = ranked_RC.float().exp()
     before_RC = mass_RC.cumsum(-1, dtype=torch.float64) - mass_RC + held
     return _last_of(ranked_RC, (before_RC < top_p_R1).sum(-1, keepdim=True).clamp_(min=1))
 
 
 def last_of_nucleus_by_pivots(logp_V: Tensor, top_p_1: Tensor) -> Last:
-    """Return the top-p cut of one row of a large vocabulary (R = 1) on a CPU, where reading values costs nothing.
+    """Return the top-p cutoff of one row with a large vocabulary (R = 1) on a CPU, where reading tensor values is cheap.
 
-    As in quickselect, a pivot divides the tokens, and their mass decides which part contains the last kept token, until few
-    remain.
+    As in quickselect, a pivot divides the tokens into two parts. The probability of the upper part determines which
+    part contains the last kept token. The division is repeated until few tokens remain.
     """
     left_C, held, top_p = logp_V, 0.0, float(top_p_1)
     while len(left_C) > RANKED:
@@ -204,10 +211,11 @@ def last_of_nucleus_by_pivots(logp_V: Tensor, top_p_1: Tensor) -> Last:
 
 
 def last_of_nucleus_by_bisection(logp_RV: Tensor, top_p_R1: Tensor) -> Last:
-    """Return the top-p cut without ranking, by a fixed number of sums over the vocabulary, without waiting for a GPU.
+    """Return the top-p cutoff without ranking the tokens, using a fixed number of sums and without waiting for a GPU.
 
-    Positive float32 numbers have the same order as their bits. 31 halvings therefore find the smallest distance from 0
-    within which the tokens have probability p; this is the distance of a token, because only tokens add mass.
+    Positive float32 numbers have the same order as their bit patterns. A bisection of 31 steps therefore finds the
+    smallest distance from log-prob 0 within which the tokens have probability p. This distance is the distance of an
+    actual token, because the probability only changes at tokens.
     """
     far_RV = logp_RV.float().abs()
     mass_RV = (-far_RV).exp()
@@ -229,7 +237,7 @@ def last_of_nucleus_by_bisection(logp_RV: Tensor, top_p_R1: Tensor) -> Last:
 
 
 def _without(logp_RV: Tensor, least_R1: Tensor, ties_R1: Tensor, tied_R1: Tensor) -> Tensor:
-    """Remove the tokens after the cut and renormalise the log-probs; `logp_RV` is overwritten."""
+    """Remove the tokens after the cutoff and renormalise the log-probs. The tensor `logp_RV` is overwritten."""
     out_RV = logp_RV < least_R1
     # Ranking equal tokens needs a count along the whole vocabulary, which on a CPU is done only in the rows that need it.
     rows = tied_R1.flatten().nonzero().flatten() if logp_RV.device.type == "cpu" else slice(None)
@@ -239,13 +247,15 @@ def _without(logp_RV: Tensor, least_R1: Tensor, ties_R1: Tensor, tied_R1: Tensor
 
 
 FAINT = -80.0
-"""Logits this far below a row's maximum have no mass: 10^-35 of the maximum's."""
+"""The offset from the maximum logit of a row below which a logit has no probability mass (10^-35 of the maximum's
+mass)."""
 
 
 def _shares(below_RV: Tensor, cut: bool) -> Tensor:
-    """Return every token's weight relative to the maximum, in place; set `cut` if some logits are −∞.
+    """Return the weight of every token relative to the most likely token, computed in place.
 
-    A CPU's exponential is three to four times as slow at −∞ and on underflow, so such logits are replaced by `FAINT`, with weight 0.
+    Set `cut` to True if some logits may be −∞. The exponential on a CPU is three to four times slower for −∞ and on
+    underflow. Such logits are therefore replaced by `FAINT`, and their weight is set to 0.
     """
     if not cut or below_RV.device.type != "cpu":
         return below_RV.exp_()
@@ -253,13 +263,15 @@ def _shares(below_RV: Tensor, cut: bool) -> Tensor:
 
 
 BLOCK = 512
-"""Number of tokens in a block of a large vocabulary; a vocabulary of up to eight blocks is not divided."""
+"""The number of tokens in a block of a large vocabulary. A vocabulary of at most eight blocks is not divided into
+blocks."""
 
 
 def _drawn(mass_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the token `_R1` at a share in [0, 1) of each row's mass, and the row's whole mass `_R1` in float64.
+    """Return the token at a fraction in [0, 1) of each row's total mass, and the total mass of each row in float64.
 
-    In a large vocabulary the share first selects a block and then a token in it, so that only blocks are summed in float64.
+    Both results have shape (R, 1). In a large vocabulary, the fraction first selects a block and then a token in this
+    block, so that only block sums and the tokens of one block are summed in float64.
     """
     size = mass_RV.shape[1]
     if size <= 8 * BLOCK:
@@ -288,7 +300,7 @@ def _drawn(mass_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
 def sample(
     logits_RV: Tensor, rows: SamplingRows, position_R: Tensor, allowed: AllowedTokens | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return one token `_R` per row and its log-prob `_R` under the sampling distribution."""
+    """Return one sampled token per row and the log-prob of this token under the sampling distribution, both of shape (R,)."""
     logits_RV = processed_logits(logits_RV, rows, allowed)
     top_R1 = logits_RV.amax(-1, keepdim=True)
     cut = allowed is not None or rows.cuts_k or rows.cuts_p
@@ -302,9 +314,10 @@ def sample(
 def adjusted(
     logits_V: Tensor, sampling: Sampling, prompt: Sequence[int], ids: Sequence[int], ends: Sequence[int]
 ) -> Tensor:
-    """Return the logits of one row after the tokens `ids` of its completion, with the adjustments of its caller.
+    """Return the logits of one row after the tokens `ids` of its completion, with the adjustments that the caller requested.
 
-    They are applied before the temperature, for which `min_p` is converted. `ends` are the tokens that end a turn.
+    The adjustments are applied before the temperature, and `min_p` is converted accordingly. The argument `ends`
+    contains the tokens that end a turn.
     """
     change = sampling.adjusted
     if change is None:
@@ -337,10 +350,10 @@ def likeliest(
     sampling: Sampling,
     count: int,
 ) -> list[Likeliest]:
-    """Return the `count` likeliest tokens at the position of each id, under the sampling distribution there.
+    """Return the `count` most likely tokens at the position of each token id, under the sampling distribution at that position.
 
-    Tokens with probability 0 are excluded. This takes one pass over the whole text after sampling, because sampling itself
-    keeps only the log-prob of the sampled token, to stay fast.
+    Tokens with probability 0 are left out of the result. The function runs one forward pass over the whole text after
+    sampling. The sampling itself stores only the log-prob of the sampled token, for speed.
     """
     tokens_N = torch.tensor([*prompt, *ids], device=model.device)
     positions_N = torch.arange(len(tokens_N), device=model.device)

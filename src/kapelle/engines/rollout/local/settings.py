@@ -1,4 +1,4 @@
-"""Settings of the rollout engine in this process."""
+"""Settings of the local rollout engine, which samples in the trainer's process."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ if TYPE_CHECKING:
 
 
 class Local(Settings, AllowsInterrupts, HoldsToConstraints, RecordsRouting, ReadsImages):
-    """Settings of the engine in this process."""
+    """Settings of the local rollout engine, which samples in the trainer's process."""
 
     name: Literal["local"] = "local"
     max_rows: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=1)
-    """Maximum rows in flight."""
+    """The maximum number of rows (completions) of each base model that are decoded at the same time."""
     kept_tokens: Annotated[int, FROM_HERE_ON] = Field(default=65_536, ge=0)
-    """Maximum KV cache, in tokens, that is kept of finished rows for prompts that continue them, for each base model; 0
-    keeps none."""
+    """The maximum number of tokens in the KV cache, for each base model, that are kept from finished rows so that
+    prompts which continue these rows can reuse them. With 0, no finished rows are kept."""
     kv_gib: Annotated[float | None, FROM_HERE_ON] = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """GiB for the KV cache of each base model, including kept rows; rows wait until there is room, and the newest are
-    preempted. None takes 0.4 of a GPU's free memory, and sets no limit on a CPU."""
+    """The size of the KV cache of each base model in GiB, including kept rows. If the cache is full, new rows wait for
+    space and the newest rows are preempted. With None, the KV cache uses at most 40 % of the free memory of a GPU and
+    has no limit on a CPU."""
 
     graphs: Annotated[Literal["auto", "off"], FROM_HERE_ON] = "auto"
-    """Whether sampling steps are recorded and replayed: `auto` uses CUDA graphs on a GPU and does not record on a CPU."""
+    """Whether sampling steps are recorded and replayed. With `auto`, CUDA graphs are used on a GPU, and steps are not
+    recorded on a CPU."""
 
     patience: Annotated[float, FROM_HERE_ON] = Field(default=60.0, ge=0.0, allow_inf_nan=False)
-    """Maximum wait in seconds, while nothing happens, for episodes that wait for an environment, tool, judge or endpoint;
-    with 0, a run with slow environments is not exactly repeatable."""
+    """The maximum time in seconds to wait, while nothing changes, for episodes that are waiting for an environment,
+    tool, judge or endpoint. With 0, runs with slow environments are not exactly repeatable."""
 
     @field_validator("graphs", mode="before")
     @classmethod
@@ -42,13 +44,13 @@ class Local(Settings, AllowsInterrupts, HoldsToConstraints, RecordsRouting, Read
         return "off" if value is False else value  # YAML 1.1 reads off as false
 
     def check_recording(self, model: LanguageModel) -> None:
-        """Raise ModelError for a model with recorded routing that decodes without a KV cache."""
+        """Raise ModelError if the model records routing but has to be decoded without a KV cache."""
         from kapelle.engines.rollout.local.engine import check_recording
 
         check_recording(model)
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> LocalEngine:
-        """Return the engine on the trainer's models."""
+        """Return the local engine, which samples from the trainer's models."""
         from kapelle.engines.rollout.local.engine import LocalEngine
         from kapelle.engines.rollout.local.step_graphs import nowhere, on_cuda
 

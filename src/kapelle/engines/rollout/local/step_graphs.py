@@ -1,14 +1,16 @@
-"""Record decoding steps once and replay them, as CUDA graphs.
+"""Record decoding steps as CUDA graphs and replay them.
 
-A step of a small model is hundreds of kernels of a few microseconds each, and launching one from Python takes longer
-than running it. A recorded step launches all of them in one call. A recording needs constant shapes and memory, and must
-contain no number that Python reads or writes. The cache therefore rounds its sizes up and keeps its tables in place
-(models/fast/kv_cache.py), so that a recording still fits while rows join, fill blocks and leave.
+A decoding step of a small model consists of hundreds of kernels of a few microseconds each, and launching a kernel from
+Python takes longer than running it. A recorded step launches all of its kernels in one call. A recording requires
+constant shapes and memory addresses, and must not contain any number that Python reads or writes. The KV cache
+therefore rounds its sizes up and keeps its tables at fixed addresses (models/fast/kv_cache.py), so that a recording
+remains valid while rows join, fill blocks and leave.
 
-The first step of a kind is not recorded and runs on its own stream: it does one-time work (copies of weights,
-kernels, workspaces) that cannot be recorded. The second step is recorded, and later ones are replayed.
+The first step of each kind is run on a separate stream without recording, because it does one-time work (copies of
+weights, compilation of kernels, allocation of workspaces) that cannot be recorded. The second step is recorded, and
+later steps replay the recording.
 
-Shapes: S rows and idle places between them, V vocabulary.
+In tensor shapes, S is the number of rows and idle slots between them, and V is the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -23,38 +25,38 @@ from torch import Tensor
 from kapelle.errors import EngineError
 
 MOST = 64
-"""Cached recordings; the least recently used one is dropped first."""
+"""The maximum number of cached recordings. If there are more recordings, the least recently used recording is dropped."""
 
 
 class GraphRecorder:
-    """Records a step for replay."""
+    """A recorder of decoding steps. The base class runs steps without recording them."""
 
     def warm(self, step: Callable[[], Tensor]) -> Tensor:
-        """Run a step without recording, so that the next one of its kind can be recorded."""
+        """Run a step without recording, so that the next step of the same kind can be recorded."""
         return step()
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Record a step and return a function that replays it and returns its output.
+        """Record a step and return a function that replays the step and returns its output.
 
-        The next call overwrites the output, and so does any other recording, because they share memory.
+        The output is overwritten by the next call and by any other recording, because all recordings share memory.
         """
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Free the memory of all recordings; only new ones run afterwards."""
+        """Free the memory of all recordings. Only recordings made afterwards can be replayed."""
 
 
 class Recordings:
-    """The recordings of steps by kind; steps of one kind execute the same operations on the same memory."""
+    """A cache of recorded steps by kind. All steps of one kind execute the same operations on the same memory."""
 
     def __init__(self, recorder: GraphRecorder) -> None:
-        """Use this recorder."""
+        """Create an empty cache that records steps with this recorder."""
         self._recorder = recorder
         self._warm: set[Hashable] = set()
         self._recorded: OrderedDict[Hashable, Callable[[], Tensor]] = OrderedDict()
 
     def run(self, kind: Hashable, step: Callable[[], Tensor]) -> Tensor:
-        """Return the output of a step of this kind; the next call may overwrite it."""
+        """Return the output of a step of this kind. The output may be overwritten by the next call."""
         replay = self._recorded.get(kind)
         if replay is None:
             if kind not in self._warm:
@@ -68,17 +70,17 @@ class Recordings:
 
 
 class CudaRecorder(GraphRecorder):
-    """Records steps as CUDA graphs that share one pool of memory."""
+    """A recorder that records steps as CUDA graphs. All graphs share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
-        """Record on a separate stream of this device."""
+        """Create a recorder that records on a separate stream of this device."""
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._last: torch.cuda.CUDAGraph | None = None
-        """The newest graph; the pool exists as long as one of its graphs."""
+        """The most recent graph, which keeps the memory pool alive."""
 
     def warm(self, step: Callable[[], Tensor]) -> Tensor:
-        """See `GraphRecorder`."""
+        """Run a step on the recording stream without recording the step (see `GraphRecorder.warm`)."""
         here = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -88,7 +90,7 @@ class CudaRecorder(GraphRecorder):
         return logits_RV
 
     def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """See `GraphRecorder`; EngineError if the step has an operation that a graph does not support."""
+        """Record a step (see `GraphRecorder.record`). Raises EngineError if a CUDA graph does not support an operation of the step."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
@@ -117,16 +119,16 @@ class CudaRecorder(GraphRecorder):
         return replay
 
     def forget(self) -> None:
-        """See `GraphRecorder`."""
+        """Free the memory of all recordings (see `GraphRecorder.forget`)."""
         self._last = None
         self._pool = torch.cuda.graph_pool_handle()  # a pool without graphs cannot be reused
 
 
 def on_cuda(device: torch.device) -> GraphRecorder | None:
-    """Return a recorder of steps for a CUDA device; None for other devices, where launches are cheap."""
+    """Return a recorder for a CUDA device, or None for any other device, because launching kernels is cheap on other devices."""
     return CudaRecorder(device) if device.type == "cuda" else None
 
 
 def nowhere(_device: torch.device) -> GraphRecorder | None:
-    """Record no steps, on any device."""
+    """Return None on every device, so that no steps are recorded."""
     return None

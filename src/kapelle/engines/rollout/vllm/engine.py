@@ -1,9 +1,10 @@
-"""The engine `vllm`: forms batches, publishes adapters and weights, and starts vLLM or its server.
+"""The rollout engine `vllm`, which forms batches, publishes adapters and weights, and starts vLLM or its server.
 
 Requests are batched as in the local engine: when no coroutine can continue without a completion, all requests join the
-batch in a fixed order. The engine avoids silent errors of vLLM: rows with and without an adapter are never in one batch
-(`settings.MIXES_RIGHTLY`), new weights never have an old name (`WeightFiles`), and whole models get their new weights by
-our own method (`worker.TakesWeights`), or by restarting vLLM without it.
+batch in a fixed order. The engine avoids silent errors of vLLM. Rows with and without an adapter are in separate
+batches, unless this vLLM can mix them (see `settings.MIXES_RIGHTLY`). New weights are never published under an old name
+(see `WeightFiles`). New weights of whole models are loaded by kapelle's own method (`worker.TakesWeights`) or, if this
+method is not available, by restarting vLLM.
 """
 
 from __future__ import annotations
@@ -42,26 +43,26 @@ _Waiting = PendingRequest[Row]
 
 @dataclass(slots=True, eq=False)
 class _Queue(RequestQueue[Row]):
-    """One base model, its sampler, and the requests for it."""
+    """A base model with its sampler and the requests to it."""
 
     model: LanguageModel
     about: BaseModel
     sampler: VllmModel | None = None
-    """The sampler; None before the first request and after an error."""
+    """The sampler, or None before the first request and after an error."""
     newer: bool = False
-    """Whether the weights in memory are newer than those in `about.path`."""
+    """Whether the weights in memory are newer than the weights in `about.path`."""
     in_flight: dict[str, _Waiting] = field(default_factory=dict)
-    """Requests in flight by row id."""
+    """The requests that are being decoded, by row id."""
 
     def close(self) -> None:
-        """Release the sampler; the next request starts another."""
+        """Release the sampler. The next request starts a new sampler."""
         sampler, self.sampler = self.sampler, None
         if sampler is not None:
             sampler.close()
 
 
 class VllmEngine(AppliesConstraints, HasNotes):
-    """Samples with vLLM for the policies of these base models."""
+    """A rollout engine that samples with vLLM from copies of the trainer's base models."""
 
     def __init__(
         self,
@@ -76,10 +77,11 @@ class VllmEngine(AppliesConstraints, HasNotes):
         max_rows: int = 256,
         patience: float = 60.0,
     ) -> None:
-        """Sample from copies of these models that `start` creates; published weights are written to `folder`.
+        """Create an engine that samples from copies of these models, started by `start`. Published weights are written to `folder`.
 
-        `mixes`: rows with and without an adapter may share a batch. `restarts`: `start` can start vLLM
-        on other base weights. `in_place`: a running vLLM may load such weights.
+        The flag `mixes` states whether rows with and without an adapter may share a batch. The flag `restarts` states
+        whether `start` can start vLLM on other base weights. The flag `in_place` states whether a running vLLM may load
+        new base weights.
         """
         self._in_place = in_place
         self._start, self._mixes, self.max_rows, self._patience = start, mixes, max_rows, patience
@@ -113,18 +115,18 @@ class VllmEngine(AppliesConstraints, HasNotes):
 
     @property
     def policies(self) -> Sequence[str]:
-        """Names of the policies that it holds."""
+        """The names of the policies that the engine can sample from."""
         return tuple(self._policies)
 
     @property
     def notes(self) -> Sequence[str]:
-        """Notes on the models' chat templates."""
+        """Notes on the chat templates of the models."""
         return tuple(
             dict.fromkeys(n for loaded in self._policies.values() for n in loaded.model.renderer.notes)
         )
 
     def renderer(self, policy: str) -> ChatRenderer:
-        """Return the renderer of a policy's conversations."""
+        """Return the renderer that converts the conversations of a policy into tokens."""
         return self._policy(policy).model.renderer
 
     async def generate(self, request: Request) -> Completion:
@@ -178,7 +180,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
         loaded.hash = weights_hash(given)
 
     def release_caches(self) -> None:
-        """Free vLLM's device memory until the next request; nothing is freed on a CPU."""
+        """Free vLLM's device memory until the next request. On a CPU, only the prefix cache is emptied."""
         if self._pump is not None and not self._pump.done():
             return
         self._forget_interrupted()
@@ -188,12 +190,12 @@ class VllmEngine(AppliesConstraints, HasNotes):
                 queue.sampler.sleep()
 
     def close(self) -> None:
-        """Stop vLLM and delete its files; a second call does nothing."""
+        """Stop vLLM and delete the published files. A second call does nothing."""
         self._policies.clear()
         self._end()
 
     def _replace_base(self, queue: _Queue, weights: Mapping[str, Tensor]) -> None:
-        """Use new base weights: overwrite those of a running vLLM, or write them to a file and restart vLLM on it."""
+        """Replace the base weights in a running vLLM, or write the weights to a folder and restart vLLM on this folder."""
         folder: list[Path] = []
 
         def write() -> Path:
@@ -225,18 +227,18 @@ class VllmEngine(AppliesConstraints, HasNotes):
             self._read_from(queue, write())
 
     def _read_from(self, queue: _Queue, folder: Path) -> None:
-        """Make a queue's next sampler start from another folder."""
+        """Make the next sampler of a queue start from another folder."""
         old, queue.about, queue.newer = Path(queue.about.path), replace(queue.about, path=str(folder)), False
         self._files.drop(old)
 
     def _restart_on(self, queue: _Queue, folder: Path) -> None:
-        """Restart vLLM on other base weights."""
+        """Restart vLLM on the base weights in another folder."""
         queue.close()
         self._read_from(queue, folder)
         queue.sampler = self._start(queue.about)
 
     def _forget_interrupted(self) -> None:
-        """Drop the requests of a cancelled run, for which nothing waits."""
+        """Drop the requests of a cancelled run, because no coroutine is waiting for their completions."""
         for queue in self.queues.values():
             if queue.in_flight and queue.sampler is not None:
                 queue.sampler.abort(list(queue.in_flight))
@@ -261,7 +263,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
                     _fail(queue, error)
 
     def _advance(self, queue: _Queue) -> None:
-        """Let waiting rows join, and sample until a row has finished or other requests are due to join."""
+        """Add waiting rows to the batch, and sample until a row has finished or other requests are due to join."""
         queue.drop_cancelled()
         gone = [row for row, pending in queue.in_flight.items() if pending.future.done()]
         if gone and queue.sampler is not None:
@@ -299,7 +301,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
                 )
 
     def _join_waiting(self, queue: _Queue) -> None:
-        """Let the first waiting rows join; rows with and without an adapter take turns if they must not share a batch."""
+        """Add the first waiting rows to the batch. Rows with and without an adapter take turns if they must not share a batch."""
         if not queue.waiting:
             return
         if queue.sampler is None:
@@ -349,7 +351,7 @@ class VllmEngine(AppliesConstraints, HasNotes):
 
 
 def _release(queues: Mapping[int, _Queue], files: WeightFiles) -> None:
-    """Stop the samplers and delete the files."""
+    """Stop the samplers and delete the published files."""
     try:
         for queue in queues.values():
             queue.close()
@@ -358,7 +360,7 @@ def _release(queues: Mapping[int, _Queue], files: WeightFiles) -> None:
 
 
 def _fail(queue: _Queue, error: Exception) -> None:
-    """Fail a queue's requests with an error, and close its sampler because its state is unknown."""
+    """Fail all requests of a queue with an error, and close the sampler of the queue because the state of the sampler is unknown."""
     queue.enqueue_arrived()
     failed = [*queue.in_flight.values(), *queue.waiting]
     queue.in_flight, queue.waiting = {}, []
@@ -372,32 +374,33 @@ def _fail(queue: _Queue, error: Exception) -> None:
 
 @dataclass(slots=True)
 class VllmPolicy:
-    """One policy: its base model, and its current weights in vLLM."""
+    """A policy with its base model and its current weights in vLLM."""
 
     policy: Policy
     model: LanguageModel
     shapes: Mapping[str, tuple[int, ...]]
-    """Shapes of the policy's weights by name."""
+    """The shapes of the policy's weights by name."""
     hash: str
     version: int = 0
     adapter: AdapterFile | None = None
 
 
 class WeightFiles:
-    """A folder of published weights: adapters under unique names, and whole models.
+    """A folder of published weights, which contains adapters under unique names and whole models.
 
-    vLLM identifies an adapter by its name and number and caches it, so new weights under an old name would be ignored.
-    Every publish therefore uses a new name, and deletes the old files once the new ones are in place.
+    vLLM identifies an adapter by name and number and caches it, so new weights under an old name would be ignored.
+    Every publication therefore uses a new name, and the old files are deleted when the new files are in place.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._numbers = count(1)
         self._own = secrets.token_hex(4)
-        """A part of every name that is unique to this process, because several processes may publish to one server."""
+        """A part of every name that is unique to this process, because several processes may publish adapters to one
+        server."""
 
     def begin(self, policy: Policy, model: LanguageModel) -> VllmPolicy:
-        """Return a policy with its weights in the trainer's memory, and write its adapter."""
+        """Return a policy with its weights in the trainer's memory, and write the policy's adapter if there is one."""
         weights = model.bank.parameters(policy.name) if policy.lora else model.base_parameters()
         shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         loaded = VllmPolicy(policy, model, shapes, weights_hash(weights))
@@ -406,7 +409,7 @@ class WeightFiles:
         return loaded
 
     def adapter(self, loaded: VllmPolicy, weights: Mapping[str, Tensor], version: int) -> AdapterFile:
-        """Write a policy's adapter under a new name."""
+        """Write the adapter of a policy under a new name."""
         assert loaded.policy.lora is not None
         number = next(self._numbers)
         name = f"{re.sub(r'[^A-Za-z0-9_-]', '_', loaded.policy.name)}-{version}-{number}-{self._own}"
@@ -417,7 +420,7 @@ class WeightFiles:
         return AdapterFile(name, number, self._folder / name)
 
     def model(self, model: LanguageModel, weights: Mapping[str, Tensor]) -> Path:
-        """Write a base with these weights and its tokeniser as a folder that `transformers` can load."""
+        """Write a base model with these weights and its tokeniser as a folder that `transformers` can load, and return the folder."""
         from safetensors.torch import save_file
 
         folder = self._folder / f"model-{next(self._numbers)}"
@@ -432,7 +435,7 @@ class WeightFiles:
         return folder
 
     def drop(self, folder: Path) -> None:
-        """Delete published files; other folders stay."""
+        """Delete a published folder. Folders outside the folder of published weights are kept."""
         if folder.is_relative_to(self._folder):
             shutil.rmtree(folder, ignore_errors=True)
 

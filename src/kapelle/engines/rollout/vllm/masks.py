@@ -1,15 +1,16 @@
-"""A backend of vLLM's structured output with kapelle's own masks, so that training applies the same masks.
+"""A backend for vLLM's structured output that uses kapelle's own masks, so that training applies the same masks.
 
-vLLM compiles a grammar for each constrained request, computes a mask at each step, and sets the logits of excluded tokens
-to −∞ before its sampler tempers, cuts and draws. Its own backends interpret a tokeniser differently: `guidance`, which also
-uses llguidance, never allows a token such as `<tool_call>` as text and has a single end-of-turn token. The grammars
-therefore come from this module. vLLM passes its structured output to the scheduler class that an engine argument names;
-`scheduler` installs `MaskBackend` before it creates vLLM's own scheduler. This works in this process, in a server, and with
-several workers.
+For each constrained request, vLLM compiles a grammar, computes a mask at each step, and sets the logits of excluded
+tokens to −∞ before its sampler applies temperature, top-k and top-p. The backends of vLLM interpret a tokeniser
+differently from kapelle. For example, `guidance`, which also uses llguidance, never allows a token such as
+`<tool_call>` as text and supports only one end-of-turn token. This module therefore provides the grammars. vLLM passes
+its structured output manager to the scheduler class that an engine argument names. The function `scheduler` installs
+`MaskBackend` and then creates vLLM's own scheduler. This method works in this process, in a server, and with several
+workers.
 
-Nothing here imports vLLM.
+This module does not import vLLM.
 
-Shapes: W = ⌈V / 32⌉ words of 32 tokens each (`models.token_masks`).
+In tensor shapes, W = ⌈V / 32⌉ is the number of words of 32 tokens each (see `models.token_masks`).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from kapelle.runtime.constraints import HEADER
 from kapelle.types import Constraint
 
 SCHEDULER = "kapelle.engines.rollout.vllm.masks.scheduler"
-"""The engine argument `scheduler_cls`."""
+"""The value of vLLM's engine argument `scheduler_cls`."""
 
 
 def scheduler(*, vllm_config: Any, structured_output_manager: Any, **given: Any) -> Any:
-    """Return vLLM's own scheduler for a configuration, with kapelle's masks in its structured output."""
+    """Return vLLM's own scheduler for a configuration, with kapelle's masks installed in the structured output manager."""
     vocabulary = vllm_config.model_config.get_vocab_size()
     structured_output_manager.backend = MaskBackend(structured_output_manager, vocabulary)
     # With asynchronous compilation the time at which rows join would vary, and runs would not be repeatable.
@@ -43,17 +44,17 @@ def scheduler(*, vllm_config: Any, structured_output_manager: Any, **given: Any)
 
 
 class MaskBackend:
-    """A backend of vLLM's structured output (its `StructuredOutputBackend`)."""
+    """A backend for vLLM's structured output that uses kapelle's masks (implements vLLM's `StructuredOutputBackend`)."""
 
     def __init__(self, manager: Any, size: int) -> None:
-        """Read the tokeniser of vLLM's `manager` of structured output, for logits of `size` tokens."""
+        """Create a backend for the tokeniser of vLLM's structured output manager and for logits of `size` tokens."""
         self._manager, self._size = manager, size
         self._masks: dict[frozenset[int], TokenMasks] = {}
 
     def compile_grammar(
         self, request_type: Any, grammar_spec: str, stop_token_ids: set[int] | None = None
     ) -> MaskGrammar:
-        """Return a request's grammar, one of `runtime.constraints.lark_of`, for a turn with these end tokens."""
+        """Return the grammar of a request (see `runtime.constraints.lark_of`) for a turn that ends with one of these tokens."""
         if request_type.name != "GRAMMAR" or not grammar_spec.startswith(HEADER):
             raise EngineError(
                 "kapelle's masks support only the form of `structured_outputs.grammar` that kapelle sends. For other "
@@ -66,15 +67,15 @@ class MaskBackend:
         return MaskGrammar(self._masks[ends], Constraint.grammar(text), ends)
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> Tensor:
-        """Return memory for the masks of this many rows, `(rows, W)`."""
+        """Return a tensor of shape (rows, W) for the masks of `max_num_seqs` rows."""
         return torch.full((max_num_seqs, -(-self._size // 32)), -1, dtype=torch.int32)
 
     def destroy(self) -> None:
-        """Do nothing."""
+        """Do nothing, because the backend holds no resources."""
 
 
 class MaskGrammar:
-    """The state of one request in its grammar (vLLM's `StructuredOutputGrammar`)."""
+    """The state of one request in its grammar (implements vLLM's `StructuredOutputGrammar`)."""
 
     def __init__(self, masks: TokenMasks, constraint: Constraint, ends: frozenset[int]) -> None:
         self._masks, self._constraint, self._ends = masks, constraint, ends
@@ -90,7 +91,7 @@ class MaskGrammar:
         return True
 
     def fill_bitmask(self, bitmask: Tensor, batch_index: int) -> None:
-        """Write the allowed next tokens into a row of `bitmask`, `(rows, W)`."""
+        """Write the mask of the allowed next tokens into one row of `bitmask`, which has shape (rows, W)."""
         bitmask[batch_index] = torch.from_numpy(self._masks.next([self._walk])[0])
 
     def is_terminated(self) -> bool:
@@ -98,7 +99,7 @@ class MaskGrammar:
         return bool(self._ids) and self._ids[-1] in self._ends
 
     def validate_tokens(self, tokens: Sequence[int]) -> list[int]:
-        """Return the longest allowed prefix of these tokens, which are drafts of speculative decoding."""
+        """Return the longest allowed prefix of these tokens, which are draft tokens of speculative decoding."""
         walk, allowed = self._masks.begin(self._constraint, self._ids), list[int]()
         for token in tokens:
             word = int(self._masks.next([walk])[0][token // 32])
@@ -109,10 +110,10 @@ class MaskGrammar:
         return allowed
 
     def rollback(self, num_tokens: int) -> None:
-        """Remove the last tokens."""
+        """Remove the last `num_tokens` tokens."""
         del self._ids[len(self._ids) - num_tokens :]
         self._walk = self._masks.begin(self._constraint, self._ids)
 
     def reset(self) -> None:
-        """Remove all tokens."""
+        """Remove all tokens of the request."""
         self.rollback(len(self._ids))

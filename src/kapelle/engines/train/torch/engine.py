@@ -1,13 +1,14 @@
-"""The train engine on one device: all learners on a base share one forward and one backward pass.
+"""The train engine on one device, in which all learners on a base model share one forward and one backward pass.
 
-An update accumulates the sums of losses and their gradients, compares trainer and sampler, divides each learner's gradient
-by its global weight, and takes the optimiser step. `learner.py` contains a learner's weights and optimiser; `sharing.py`
-splits a step over processes.
+An update accumulates the sums of losses and their gradients, compares the log-probs of trainer and sampler, divides the
+gradient of each learner by its global weight, and takes the optimiser step. The module `learner.py` contains a
+learner's weights and optimiser. The module `sharing.py` splits a step over processes.
 
-Each learner has its own clipping, normalisation and step, so a joint update equals training
-every learner separately.
+Each learner has its own gradient clipping, normalisation and optimiser step, so a joint update is equivalent to
+training every learner separately.
 
-Shapes: N flat tokens, K target tokens, D hidden size, T targets of one sample.
+In tensor shapes, N is the number of flat tokens, K of target tokens and T of targets of one sample, and D is the hidden
+size.
 """
 
 from __future__ import annotations
@@ -58,27 +59,28 @@ EASED = (
     "Set `training.gradient_checkpointing: true`, `model.dtype: bfloat16` or a lower `sampling.max_tokens`, or reduce the device's "
     "other memory use (`kapelle plan` lists it)."
 )
-"""Advice on memory."""
+"""Advice for error messages about running out of memory."""
 
 Result = TypeVar("Result")
 
 EqualisePasses = Callable[[Mapping[str, Sequence[tuple[list[int], Batch]]]], list[tuple[list[int], Batch]]]
-"""Function from the passes over every base, by the name of a learner on it, to the passes to take, in order."""
+"""A function that receives the passes over every base model, by the name of a learner on it, and returns the passes
+that this process takes, in order."""
 
 
 @dataclass(slots=True)
 class Placement:
-    """The model and adapter of a learner, reference or embedder."""
+    """The model and the adapter of a learner, reference policy or embedder."""
 
     model: LanguageModel
     adapter: str | None
     critic: bool = False
     head_alone: bool = False
-    """Whether the learner trains only a critic's head."""
+    """Whether the learner trains only the value head of a critic."""
 
 
 class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
-    """Policies and critics on models in this process's memory."""
+    """A train engine for policies and critics on models in this process's memory."""
 
     def __init__(
         self,
@@ -90,17 +92,18 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         together: int = 1,
         complete: Callable[[], None] = lambda: None,
     ) -> None:
-        """Add adapters and heads to the models and create one learner for each policy and critic that is trained.
+        """Add adapters and value heads to the models, and create one learner for each trained policy and critic.
 
-        The processes of `setup.ranks` share every step. If they must take the same passes, they work `in_lockstep`, and
-        `equalise` determines the passes. `share_out` receives the frozen copies of bases (references, embedders) before
-        adapters, heads and learners are created. `together` consecutive ranks hold one model and work on one share of a
-        step; `complete` sums their parts of a gradient once per step.
+        The processes of `setup.ranks` share the work of every step. If these processes must take the same passes, set
+        `in_lockstep`, and `equalise` determines the passes. The function `share_out` receives the frozen copies of base
+        models (references, embedders) before adapters, heads and learners are created. With `together` greater than 1,
+        this number of consecutive ranks hold one model and work on the same share of a step. The function `complete`
+        sums the parts of a gradient over these ranks once per step.
         """
         self.limits, self._seed, self._in_lockstep = setup.limits, setup.seed, in_lockstep
         self.placements: dict[str, Placement] = {}
         self.learners: dict[str, Learner] = {}
-        """Learners by name: trained policies, then trained critics."""
+        """The learners by name: first the trained policies, then the trained critics."""
         self._policies = [policy for policy in setup.policies if policy.endpoint is None]
         copies = self._copied_bases(setup)
         if share_out is not None:
@@ -143,7 +146,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         """Histograms of tokens of the updates since the last call of `distributions`."""
 
     def _copied_bases(self, setup: TrainSetup) -> list[LanguageModel]:
-        """Place references and embedders of whole bases; return their frozen copies."""
+        """Create the references and embedders of whole base models, and return their frozen copies."""
         copies: dict[str, LanguageModel] = {}
         embedding: dict[int, LanguageModel] = {}
         for policy in self._policies:
@@ -160,16 +163,16 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         return list(copies.values())
 
     def _to_come(self, device: torch.device) -> int:
-        """Return the bytes that future gradients and moments of learners will need on a device."""
+        """Return the number of bytes that future gradients and moments of learners will need on a device."""
         return sum(each.bytes_to_come for each in self.learners.values() if each.device == device)
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Number of changes of the weights of each trained policy."""
+        """Mapping from each trained policy to the number of changes of its weights."""
         return {p.name: self.learners[p.name].version for p in self._policies if p.trained}
 
     def model_of(self, name: str) -> LanguageModel:
-        """Return the base model of a learner, reference or embedder."""
+        """Return the base model of a learner, reference policy or embedder."""
         return self.placements[name].model
 
     def renderer(self, learner: str) -> WritingRenderer:
@@ -177,7 +180,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         return self.placements[learner].model.renderer
 
     def weights(self, name: str) -> Mapping[str, Tensor]:
-        """Return the weights of a policy, critic or reference by name: the tensors themselves, not copies."""
+        """Return the weights of a policy, critic or reference policy by name, without copying the tensors."""
         if name in self.learners:
             return self.learners[name].parameters
         model, adapter = self.placements[name].model, self.placements[name].adapter
@@ -189,26 +192,26 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         return found
 
     def load_weights(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        """Set the weights of a policy, critic or reference; ModelError if names or shapes do not fit."""
+        """Set the weights of a policy, critic or reference policy. Raises ModelError if names or shapes do not match."""
         copy_weights(self.weights(name), weights, f"'{name}'")
         if name in self.learners:
             self.learners[name].replaced()
 
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
+        """Return the mean last hidden state over the tokens before each sample's targets, as float32 of shape (D,)."""
         return self._sharing.rows(samples, self.forward.embed)
 
     def score(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return log-probs or values `_T` (float32) of each sample's targets, without dropout."""
+        """Return the log-probs or values of each sample's targets as float32, of shape (T,), computed without dropout."""
         self._check_critics_context(samples)
         return self._sharing.rows(samples, self.forward.score)
 
     def examine(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return log-prob and entropy `_T2` (float32, nats) of each policy sample's targets, without dropout."""
+        """Return log-prob and entropy (in nats) of each target token of policy samples, as float32 of shape (T, 2), without dropout."""
         return self._sharing.rows(samples, partial(self.forward.score, entropy=True))
 
     def _check_critics_context(self, samples: Sequence[Sample]) -> None:
-        """Raise ContextError if a critic's input exceeds its model's context; the input is never truncated."""
+        """Raise ContextError if the input of a critic exceeds the context of its model, because the input is never truncated."""
         for sample in samples:
             placement, tokens = self.placements[sample.learner], sample.targets[-1]
             if placement.critic and tokens > placement.model.renderer.context:
@@ -221,10 +224,10 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 )
 
     def update(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
-        """Take the optimiser steps of one update; every learner on its own samples.
+        """Take the optimiser steps of one update, in which every learner is trained on its own samples.
 
-        Raises ParityError before anything changes if trainer and sampler disagree, NumericsError if a loss
-        or gradient is not finite.
+        Raises ParityError, before any weights change, if the log-probs of trainer and sampler disagree. Raises
+        NumericsError if a loss or gradient is not finite.
         """
         self._check_critics_context(samples)
         assert samples, "an update needs samples"
@@ -247,7 +250,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     def _step(
         self, samples: Sequence[Sample], objective: Objective, totals: dict[str, list[float]], compared: bool
     ) -> None:
-        """Take one optimiser step of every learner of these samples; with `compared`, compare log-probs with the sampler first."""
+        """Take one optimiser step of every learner of these samples. With `compared`, first compare log-probs with the sampler."""
         learners = self.learners
         try:
             sums = self._sharing.summed(samples, partial(self.accumulate, objective, compared), learners)
@@ -283,16 +286,16 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
             raise
 
     def distributions(self) -> Mapping[str, Histogram]:
-        """Return histograms of the policies' tokens in the updates since the last call; see `CountsTokens`."""
+        """Return histograms of the policies' tokens in the updates since the last call (see `CountsTokens.distributions`)."""
         found, self._spread = self._spread, {}
         return found
 
     def accumulate(self, objective: Objective, compared: bool, samples: Sequence[Sample]) -> UpdateSums:
-        """Accumulate the gradients of the samples' losses, and return the sums to divide by.
+        """Accumulate the gradients of the samples' losses, and return the sums of losses and weights.
 
-        Passes do not wait for each other: losses are read after all passes have been launched. If a loss is then not finite
-        and must be skipped, all passes are repeated, and each waits for its losses. Processes that take every pass together
-        cannot repeat separately, so each pass waits from the start.
+        Passes do not wait for each other: losses are read after all passes have been launched. If a loss is then not
+        finite and must be skipped, all passes are repeated, and each pass waits for its losses. Processes that take
+        every pass together cannot repeat passes separately, so each of their passes waits from the start.
         """
         leaves_out = self.limits.non_finite == "skip"
 
@@ -310,9 +313,9 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     def _pass_over(
         self, samples: Sequence[Sample], objective: Objective, *, compared: bool, waits: bool
     ) -> UpdateSums:
-        """Take all passes, forward and backward.
+        """Take all forward and backward passes.
 
-        With `waits`, a pass excludes losses that are not finite from its backward pass.
+        With `waits`, losses that are not finite are excluded from the backward pass.
         """
         for learner in self.learners.values():
             learner.forget_gradient()  # drop the gradient of passes that are repeated
@@ -354,7 +357,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     def check_parity(
         self, samples: Sequence[Sample], weights: Mapping[str, Mapping[str, Tensor]] | None = None
     ) -> dict[str, float]:
-        """Compare the samples' `behaviour` with the log-probs of the current or of other weights; see the protocol."""
+        """Compare the `behaviour` column of samples with the log-probs of the given weights (see `TrainEngine.check_parity`)."""
         totals: dict[str, list[float]] = {}
         current: list[tuple[Tensor, Tensor]] = []
         try:
@@ -384,7 +387,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
     def _compare(
         self, gaps: Sequence[Gaps], samples: Sequence[Sample], totals: dict[str, list[float]]
     ) -> None:
-        """Apply a separate bound to each kind of rounding, so that half precision in one model does not relax other bounds."""
+        """Compare the gaps for each type of rounding separately, so that half precision in one model does not relax other bounds."""
         models = {name: (placement.model, placement.adapter) for name, placement in self.placements.items()}
         kinds = {name: rounded_as(model) for name, (model, _) in models.items()}
         for kind in dict.fromkeys(kinds[gap.learner] for gap in gaps):
@@ -393,7 +396,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
             check_parity(own, samples, kind, bound, totals, models)
 
     def publish(self) -> Mapping[str, Published]:
-        """Return the weights of the policies that changed since the last call, with their version."""
+        """Return the weights and versions of the policies that changed since the last call."""
         changed = {
             policy.name: self.learners[policy.name]
             for policy in self._policies
@@ -404,7 +407,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
         return {name: Published(learner.parameters, learner.version) for name, learner in changed.items()}
 
     def exchange(self, one: str, other: str) -> None:
-        """Swap two policies exactly: weights, optimiser state and references."""
+        """Swap two policies exactly, including weights, optimiser state and reference policies."""
         self.learners[one].exchange(self.learners[other])
         reference, other_reference = reference_name(one), reference_name(other)
         if reference not in self.placements:
@@ -432,7 +435,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
 
     @property
     def _models(self) -> list[LanguageModel]:
-        """Return every model in use, once."""
+        """Return every model in use once."""
         return list({id(placement.model): placement.model for placement in self.placements.values()}.values())
 
     def _has_dropout(self) -> bool:
@@ -441,11 +444,11 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
 
     @contextmanager
     def _dropout(self) -> Iterator[Callable[[Batch], Tensor | None]]:
-        """Turn the adapters' dropout on; yield a function that returns a batch's keys.
+        """Turn on the dropout of adapters, and yield a function that returns the dropout keys of a batch.
 
-        A mask depends on the run's seed, the learner's steps and the tokens up to its own, so it is the same in any split
-        of a step's samples. The base has no dropout, because the trained distribution would then differ from the sampled
-        one.
+        A dropout mask depends on the run's seed, the number of the learner's steps, and the tokens up to the masked
+        token, so the mask is the same for any split of the samples of a step. The base model has no dropout, because
+        the trained distribution would then differ from the sampled distribution.
         """
         if not self._has_dropout():
             yield lambda _: None
@@ -463,7 +466,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 model.bank.train(on=False)
 
     def state(self, *, parts: bool = False) -> dict[str, object]:
-        """Return the state for an exact resume, as a tree of tensors and plain values; see `Learner.state`."""
+        """Return the state for an exact resume, as a tree of tensors and plain Python values (see `Learner.state`)."""
         references = {
             name: {
                 key: tensor.detach() if parts else gathered(tensor.detach())
@@ -495,7 +498,7 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
 
 
 class ForwardPass:
-    """Passes that evaluate all learners on a base together."""
+    """Forward passes that evaluate all learners on a base model together."""
 
     def __init__(
         self,
@@ -504,27 +507,29 @@ class ForwardPass:
         equalise: EqualisePasses | None = None,
         to_come: Callable[[torch.device], int] = lambda _: 0,
     ) -> None:
-        """Evaluate learners, references and embedders by name, with at most `limits.microbatch_tokens` tokens in one pass.
+        """Evaluate learners, references and embedders by name, with at most `limits.microbatch_tokens` tokens per pass.
 
-        With `limits.gradient_checkpointing` a backward pass recomputes each decoder block. `to_come` returns the bytes that
-        learners on a device will need in addition to passes.
+        With `limits.gradient_checkpointing`, a backward pass recomputes each decoder block. The function `to_come`
+        returns the number of bytes that learners on a device will need in addition to the memory of passes.
         """
         self.placements = placements
         self.limits = limits
         self._equalise = equalise
         self._to_come = to_come
         self._most_tokens: dict[tuple[str, torch.device], int] = {}
-        """Maximum tokens of a pass over a model: set by the user or chosen, and halved after memory has run out."""
+        """The maximum number of tokens in a pass over each model. The number is set by the user or chosen by the
+        engine, and it is halved after memory has run out."""
         self._passes: dict[tuple[str, torch.device], int] = {}
-        """Tokens of the largest current pass over each model."""
+        """The number of tokens in the largest current pass over each model."""
         self._latest: tuple[tuple[str, torch.device], int] | None = None
-        """The model of the latest pass, and its tokens."""
+        """The model of the latest pass and the number of tokens in this pass."""
         self.anchor: Tensor | None = None
-        """A zero loss that depends on the last pass, if every process must run its backward pass; otherwise None."""
+        """A loss of zero that depends on the last pass, if every process must run the backward pass of this pass;
+        otherwise None."""
 
     @torch.no_grad()
     def embed(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return the mean last hidden state `_D` (float32) over the tokens before each sample's targets."""
+        """Return the mean last hidden state over the tokens before each sample's targets, as float32 of shape (D,)."""
         return self.fitting(lambda: self._embed(samples))
 
     def _embed(self, samples: Sequence[Sample]) -> list[Tensor]:
@@ -543,9 +548,10 @@ class ForwardPass:
 
     @torch.no_grad()
     def score(self, samples: Sequence[Sample], *, entropy: bool = False) -> list[Tensor]:
-        """Return log-probs or values `_T` (float32) of each sample's targets, without dropout.
+        """Return the log-probs or values of each sample's targets as float32, of shape (T,), computed without dropout.
 
-        With `entropy`, return log-probs and entropies `_T2` instead; all samples must then belong to policies.
+        With `entropy`, return log-probs and entropies of shape (T, 2) instead. With `entropy`, all samples must belong
+        to policies.
         """
         return self.fitting(lambda: self._score(samples, entropy))
 
@@ -569,9 +575,9 @@ class ForwardPass:
     def outputs(
         self, batch: Batch, entropy: Entropy, keys_N: Tensor | None = None
     ) -> list[tuple[str, MicroBatch, TokenStatistics | Tensor]]:
-        """Run one forward pass and return each learner's statistics or values `_K` of its targets.
+        """Run one forward pass and return the statistics or values of each learner's targets, of shape (K,).
 
-        `keys_N` are the tokens' dropout keys, if dropout is on.
+        The tensor `keys_N` contains the dropout keys of the tokens if dropout is on.
         """
         placement = self.placements[batch.owners[0][0]]
         route = [(self.placements[name].adapter, first, last) for name, first, last in batch.owners]
@@ -595,7 +601,7 @@ class ForwardPass:
             ]
 
     def batches(self, samples: Sequence[Sample]) -> Iterator[tuple[list[int], Batch]]:
-        """Pack samples base by base and yield each batch with the indices of its samples.
+        """Pack the samples of each base model and yield each batch with the indices of its samples.
 
         Raises StopRequested before a batch if the run should stop.
         """
@@ -623,7 +629,7 @@ class ForwardPass:
             yield members, batch
 
     def _room(self, model: LanguageModel) -> int:
-        """Return the maximum tokens of a pass over a model; with `auto` on a GPU it is chosen at the first pass."""
+        """Return the maximum number of tokens in a pass over a model. With `auto` on a GPU, the number is chosen at the first pass."""
         key = _key(model)
         if key not in self._most_tokens:
             self._most_tokens[key] = self.limits.microbatch_tokens or self._chosen(model)
@@ -647,13 +653,14 @@ class ForwardPass:
         return chosen_tokens(free - self._to_come(device), of_token)
 
     def fitting(self, work: Callable[[], Result]) -> Result:
-        """Return the result of `work`; if a pass runs out of memory, repeat all of it with passes half as large.
+        """Return the result of `work`. If a pass runs out of memory, repeat the whole work with passes that are half as large.
 
-        Each attempt starts from the beginning, because a failed backward pass may have added to a gradient. The
-        smaller size is kept. Raises EngineError if a single sequence, or a bundle of samples, does not fit.
+        Each attempt starts from the beginning, because a failed backward pass may have added to a gradient. The smaller
+        pass size is kept for later calls. Raises EngineError if a single sequence or a bundle of samples does not fit
+        in memory.
         """
         failed: dict[tuple[str, torch.device], int] = {}
-        """Tokens of the first failed pass over each model."""
+        """The number of tokens in the first failed pass over each model."""
         while True:
             try:
                 found = work()
@@ -691,5 +698,5 @@ class ForwardPass:
 
 
 def _key(model: LanguageModel) -> tuple[str, torch.device]:
-    """Return a key for models with equal memory needs; copies of one model on one device share it."""
+    """Return a key that is equal for models with equal memory needs. Copies of one model on one device have the same key."""
     return model.name, model.device

@@ -1,21 +1,24 @@
-"""Log-probs and entropies of target tokens from hidden states, with bounded memory for large vocabularies.
+"""Compute log-probs and entropies of target tokens from hidden states, with bounded memory for large vocabularies.
 
-Over a large vocabulary, logits are computed in pieces, and the gradient is computed in the same pass.
+For a large vocabulary, logits are computed in pieces, and the gradient is computed in the same pass.
 
-The loss is unknown while the head runs, but it only scales a token's gradient. With logits l,
-probabilities p, target y, entropy H and w_v = ∂l_v/∂h, the gradients with respect to the hidden state h are
+The loss is unknown while the output head runs, but the loss only scales the gradient of a token. The following
+equations give the gradients with respect to the hidden state h, where l are the logits, p the probabilities, y the
+target, H the entropy and w_v = ∂l_v/∂h:
 
     ∂ log p_y / ∂h = (1 − p_y) w_y − Σ_{v≠y} p_v w_v        ∂H / ∂h = −Σ_v p_v (l_v − Σ_u p_u l_u) w_v
 
-so a frozen head computes both rows of size D together with the logits, and the backward pass scales them. This is attention
-of h to the rows of W, and as in 2205.14135 the vocabulary is read in pieces with a running maximum. The target is excluded
-from the sums: the gradient of a nearly certain token is a small number, which must not be computed as the difference of two
-large ones in half precision.
+A frozen head therefore computes both rows of size D together with the logits, and the backward pass scales these rows.
+The computation is attention of h to the rows of W and, as in arXiv:2205.14135, the vocabulary is read in pieces with a
+running maximum. The target is excluded from the sums: the gradient of a nearly certain token is a small number, which
+must not be computed as the difference of two large numbers in half precision.
 
-The gradient of a trained head is a sum over tokens, each scaled by the loss, so it needs the loss. In this case the
-backward pass recomputes the logits of each piece, and the forward pass computes no gradient.
+The gradient of a trained head is a sum over tokens, each scaled by the loss, so computing it requires the loss. For a
+trained head, the backward pass therefore recomputes the logits of each piece, and the forward pass computes no
+gradient.
 
-Shapes: K target tokens, D hidden size, V vocabulary, C vocabulary entries of one piece.
+In tensor shapes, K is the number of target tokens, D the hidden size, V the size of the vocabulary, and C the number of
+vocabulary entries of one piece.
 """
 
 from __future__ import annotations
@@ -36,20 +39,22 @@ from kapelle.models.language_model import LanguageModel, OutputHead
 from kapelle.models.lora_bank import computes_in
 
 LOGIT_BUDGET = 1 << 21
-"""Maximum logits that are stored for the backward pass; if there are more, they are computed in pieces."""
+"""The maximum number of logits that are stored for the backward pass. If there are more logits, they are computed in
+pieces."""
 
 ROWS, PIECE = 512, 1 << 20
-"""Maximum tokens and logits of a piece on a CPU, to fit its cache."""
+"""The maximum numbers of tokens and of logits in a piece on a CPU. These values fit the cache of a CPU."""
 
 DEVICE_ROWS, DEVICE_PIECE = 2048, 1 << 25
-"""Maximum tokens and logits of a piece on a GPU, large enough to use it well."""
+"""The maximum numbers of tokens and of logits in a piece on a GPU. These values are large enough to use a GPU well."""
 
 FORBIDDEN = -1e4
-"""Replaces lower log-probs in products with their probability, which is 0 in every type, because 0 · (−∞) is NaN."""
+"""The value that replaces lower log-probs when a log-prob is multiplied by its probability. Such a probability is 0 in
+every type, and 0 · (−∞) would be NaN."""
 
 
 class Entropy(Enum):
-    """Whether the entropy of each token's distribution is computed, and whether it has a gradient."""
+    """Whether the entropy of each token's distribution is computed, and whether the entropy has a gradient."""
 
     LEFT_OUT = "left out"
     MEASURED = "measured"
@@ -59,7 +64,10 @@ class Entropy(Enum):
 def token_statistics(
     model: LanguageModel, hidden_KD: Tensor, batch: Batch, part: MicroBatch, entropy: Entropy
 ) -> TokenStatistics:
-    """Return the log-probs of a part's target tokens under the tempered distributions, and entropies (or zeros if not wanted)."""
+    """Return the log-probs of a part's target tokens under the tempered distributions, and the entropies.
+
+    If entropies are left out, zeros are returned in their place.
+    """
     here = part.place
     columns = (hidden_KD[here], batch.token_K[here], batch.temperature_K[here])
     allowed = None if batch.allowed is None else batch.allowed.among(here)
@@ -88,7 +96,7 @@ def token_statistics(
 
 
 class Wanted(NamedTuple):
-    """Results of a pass besides log-probs."""
+    """The results of a pass that are requested in addition to log-probs."""
 
     entropy: bool
     gradient: bool
@@ -106,11 +114,11 @@ def statistics_in_pieces(
     entropy: bool,
     learned: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probs [K] and entropies [K] (otherwise zeros) of softmax(logits / temperature), in nats and ≥ float32.
+    """Return the log-probs and entropies of softmax(logits / temperature), in nats, both of shape (K,) and at least float32.
 
-    With `allowed`, the distribution is the constrained one.
+    With `allowed`, the distribution is the constrained distribution. Without `entropy`, the entropies are zeros.
 
-    At most one piece of the logits is in memory. Entropies have a gradient if `learned`.
+    At most one piece of the logits is in memory at a time. Entropies have a gradient if `learned` is True.
     """
     answer: tuple[Tensor, Tensor] = _Pieces.apply(  # type: ignore[no-untyped-call]
         hidden_KD,
@@ -126,25 +134,25 @@ def statistics_in_pieces(
 
 @dataclass(slots=True)
 class _Piece:
-    """Logits of some tokens over some vocabulary entries."""
+    """The logits of some tokens over some vocabulary entries."""
 
     rows: slice
     entries: slice
     weight_CD: Tensor
-    """The entries' weights in the compute type."""
+    """The weights of the vocabulary entries in the compute type."""
     logits_KC: Tensor
     """The logits divided by the temperature."""
     slope_KC: Tensor | None
-    """Derivative of the soft cap; None means 1."""
+    """The derivative of the soft cap, or None if the derivative is 1."""
     target_K1: Tensor
-    """Position of each token's target among the entries, if the target is one of them."""
+    """The position of each token's target among the vocabulary entries, if the target is one of these entries."""
     here_K1: Tensor
-    """Whether each token's target is among the entries."""
+    """Whether the target of each token is among the vocabulary entries."""
 
 
 @dataclass(slots=True)
 class _Problem:
-    """A head with hidden states and targets, in the compute type."""
+    """An output head with hidden states and targets in the compute type."""
 
     head: OutputHead
     hidden_KD: Tensor
@@ -154,11 +162,11 @@ class _Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of sums: at least float32."""
+        """The type in which sums are computed, which is at least float32."""
         return torch.promote_types(self.hidden_KD.dtype, torch.float32)
 
     def pieces(self) -> Iterator[_Piece]:
-        """Yield all pieces, vocabulary entries in the outer loop, so that each weight is read and converted once."""
+        """Yield all pieces. The outer loop is over vocabulary entries, so that each weight is read and converted once."""
         tokens, vocabulary = len(self.token_K), len(self.head.weight_VD)
         cpu = self.hidden_KD.device.type == "cpu"
         rows = max(1, min(ROWS if cpu else DEVICE_ROWS, tokens))
@@ -182,7 +190,7 @@ class _Problem:
 
 
 class _Sums:
-    """Sums over the entries so far, except the target, relative to the largest logit so far."""
+    """Sums over all vocabulary entries so far, except for the target, relative to the largest logit so far."""
 
     def __init__(self, problem: _Problem, wanted: Wanted) -> None:
         count, size = problem.hidden_KD.shape
@@ -191,18 +199,18 @@ class _Sums:
         self.peak_K = new(count, dtype=dtype).fill_(torch.finfo(dtype).min / 4)  # finite: ∞ − ∞ is NaN
         self.target_K = new(count, dtype=dtype)
         self.others_K = new(count, dtype=dtype)
-        """Σ exp(l_v − peak)."""
+        """The sum Σ exp(l_v − peak)."""
         self.moment_K = new(count if wanted.entropy else 0, dtype=dtype)
-        """Σ exp(l_v − peak) (l_v − peak)."""
+        """The sum Σ exp(l_v − peak) (l_v − peak)."""
         self.pull_KD = new(count if wanted.gradient else 0, size, dtype=dtype)
-        """Σ exp(l_v − peak) w_v, in units of scale / temperature."""
+        """The sum Σ exp(l_v − peak) w_v, in units of scale / temperature."""
         self.turn_KD = new(count if wanted.entropy_gradient else 0, size, dtype=dtype)
-        """Σ exp(l_v − peak) (l_v − peak) w_v, in the same units."""
+        """The sum Σ exp(l_v − peak) (l_v − peak) w_v, in units of scale / temperature."""
         self.own_slope_K = new(count, dtype=dtype).fill_(1.0)
-        """Derivative of the soft cap at the target."""
+        """The derivative of the soft cap at the target."""
 
     def add(self, piece: _Piece) -> None:
-        """Add a piece; its logits are overwritten."""
+        """Add a piece to the sums. The logits of the piece are overwritten."""
         rows, wanted = piece.rows, self._wanted
         # A new maximum rescales every sum so far.
         before_K = self.peak_K[rows].clone()
@@ -234,20 +242,20 @@ class _Sums:
 
     @staticmethod
     def _pick(column_K: Tensor, piece: _Piece, values_KC: Tensor) -> None:
-        """Store the values of the targets in this piece."""
+        """Store the values of those targets that are in this piece."""
         found_K = values_KC.gather(1, piece.target_K1)[:, 0]
         column_K[piece.rows] = torch.where(piece.here_K1[:, 0], found_K, column_K[piece.rows])
 
 
 def _add_towards(sum_KD: Tensor, share_KC: Tensor, piece: _Piece) -> None:
-    """Add Σ share_v w_v over the piece's entries."""
+    """Add Σ share_v w_v over the vocabulary entries of the piece to `sum_KD`."""
     if piece.slope_KC is not None:
         share_KC = share_KC * piece.slope_KC
     _add_product(sum_KD, share_KC.to(piece.weight_CD.dtype), piece.weight_CD)
 
 
 def _add_product(sum_AB: Tensor, left_AC: Tensor, right_CB: Tensor, *, overwrite: bool = False) -> None:
-    """Add a matrix product to a sum, or `overwrite` it; half-precision products are rounded first."""
+    """Add a matrix product to a sum, or overwrite the sum. Half-precision products are rounded before the addition."""
     if sum_AB.dtype == left_AC.dtype:
         sum_AB.addmm_(left_AC, right_CB, beta=0 if overwrite else 1)
     elif overwrite:
@@ -260,13 +268,13 @@ class _Results(NamedTuple):
     logp_K: Tensor
     entropy_K: Tensor
     logp_slope_KD: Tensor | None
-    """∂ log-prob / ∂ hidden state."""
+    """The gradient of the log-prob with respect to the hidden state."""
     entropy_slope_KD: Tensor | None
-    """∂ entropy / ∂ hidden state."""
+    """The gradient of the entropy with respect to the hidden state."""
 
 
 def _results(problem: _Problem, sums: _Sums, wanted: Wanted) -> _Results:
-    """Return statistics and their gradients from the sums over the vocabulary."""
+    """Return the statistics and their gradients from the sums over the vocabulary."""
     below_K = sums.target_K - sums.peak_K
     own_K = below_K.exp()
     total_K = sums.others_K + own_K
@@ -294,7 +302,7 @@ def _results(problem: _Problem, sums: _Sums, wanted: Wanted) -> _Results:
 
 
 class _Pieces(torch.autograd.Function):
-    """The statistics; see the top of the file."""
+    """The autograd function that computes log-probs and entropies in pieces (see the module docstring)."""
 
     @staticmethod
     def forward(
@@ -348,7 +356,7 @@ class _Pieces(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, logp_grad_K: Tensor, entropy_grad_K: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of hidden states, weight and bias, from recomputed logits."""
+    """Return the gradients of hidden states, weight and bias, using recomputed logits."""
     hidden_KD, weight_VD, bias_V, token_K, temperature_K, minus_total_K, entropy_K = ctx.saved_tensors
     head = OutputHead(weight_VD, bias_V, ctx.scale, ctx.softcap)
     problem = _Problem(head, hidden_KD.to(ctx.compute), token_K, temperature_K, ctx.allowed)

@@ -1,6 +1,6 @@
-"""A learner: a set of weights with its optimiser, schedule and loss scale.
+"""A learner, which is a set of weights with its optimiser, learning rate schedule and loss scale.
 
-Each learner has its own clipping, normalisation and step.
+Each learner has its own gradient clipping, normalisation and optimiser step.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from kapelle.runtime.tensors import read_together
 from kapelle.settings.schema import OptimizerConfig
 
 Agreed = Callable[[str | None], str | None]
-"""Function from the fault in this process, if any, to a fault in any process."""
+"""A function that receives the fault in this process (or None) and returns a fault of any process (or None)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A launched step whose results are not read yet."""
+    """An optimiser step that has been launched and whose results have not been read yet."""
 
     rate: float
     before: Mapping[str, Any] | None
-    """A copy of the learner's state with which the step can be undone; None if a faulty step stops the run."""
+    """A copy of the learner's state with which the step can be undone, or None if a faulty step stops the run."""
     unmoved: Sequence[nn.Parameter]
-    """Parameters that had no moments before the step."""
+    """The parameters that had no optimiser moments before the step."""
     learned: Mapping[str, Tensor]
-    """Weights and moments after the step, by name."""
+    """The weights and moments after the step, by name."""
     unread: Sequence[Tensor]
-    """Scalars: the gradient's norm, whether the norm is finite, and for each device whether weights and moments are
-    usable."""
+    """Scalars to read: the norm of the gradient, whether the norm is finite, and for each device whether the weights
+    and moments are usable."""
 
 
 class Learner:
-    """A policy or critic with its AdamW optimiser (1711.05101), in the variant that `optimizer.name` selects."""
+    """A policy or critic with its AdamW optimiser (arXiv:1711.05101), in the variant that `optimizer.name` selects."""
 
     def __init__(
         self,
@@ -54,17 +54,20 @@ class Learner:
         scaled: bool,
         frozen: Collection[str] = (),
     ) -> None:
-        """Take parameters, which become trainable except the `frozen` ones; `scaled` turns fp16 loss scaling on."""
+        """Create a learner for parameters, which become trainable except for the names in `frozen`.
+
+        With `scaled`, fp16 loss scaling is used.
+        """
         self.name = name
         self.parameters = dict(parameters)
         for key, parameter in self.parameters.items():
             parameter.requires_grad_(key not in frozen)
         self.steps = 0
-        """Optimiser steps of these weights."""
+        """The number of optimiser steps that these weights have taken."""
         self.version = 0
-        """Number of changes of these weights; it identifies a set of weights, even after an exchange."""
+        """The number of changes of these weights. The number identifies a set of weights, even after an exchange."""
         self.changed = False
-        """Whether the weights changed since the last publish."""
+        """Whether the weights have changed since they were last published."""
         self._settings = settings
         self._lr = lr
         self._total_steps = total_steps
@@ -77,24 +80,24 @@ class Learner:
 
     @property
     def bytes_to_come(self) -> int:
-        """Bytes of gradients and moments that are not allocated yet."""
+        """The number of bytes of gradients and moments that have not been allocated yet."""
         moments = 0 if self.optimizer.state else MOMENT_BYTES[self._settings.name]
         return sum(
             local_part(p).numel() * (moments + (4 if p.grad is None else 0)) for p in self.parameters.values()
         )
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss times this learner's loss scale (1 except for fp16)."""
+        """Return the loss times the loss scale of this learner, which is 1 except for fp16."""
         return loss if self._scale is None else loss * self._scale.scale
 
     def step(self, weight: float, on_bad: str, agreed: Agreed = lambda wrong: wrong) -> dict[str, float]:
-        """Take a step of this learner only; see `take_steps`."""
+        """Take an optimiser step of this learner only (see `take_steps`)."""
         return take_steps({self: weight}, on_bad, agreed)[0]
 
     def launch(self, weight: float, *, undoable: bool) -> LaunchedStep:
-        """Launch a step and its checks without waiting.
+        """Launch an optimiser step and its checks without waiting for the results.
 
-        The weights do not change if the gradient is not finite.
+        If the gradient is not finite, the weights do not change.
         """
         # A step that breaks the weights is detected afterwards; this copy undoes it.
         before = _snapshot(self.state(parts=True)) if undoable else None
@@ -139,7 +142,7 @@ class Learner:
     def settle(
         self, step: LaunchedStep, read: Sequence[float], on_bad: str, agreed: Agreed
     ) -> dict[str, float]:
-        """Finish a step, given the values of its `unread`: count it, undo it, or raise NumericsError."""
+        """Finish a launched step, given the values of its `unread` scalars. The step is counted or undone, or NumericsError is raised."""
         norm, finite, sound = read[0], bool(read[1]), all(read[2:])
         undone = False
         self.version -= 1
@@ -175,11 +178,11 @@ class Learner:
         return {**size, "lr": step.rate, "skipped": float(not finite), **undo}
 
     def forget_gradient(self) -> None:
-        """Drop the gradient accumulated since the last step."""
+        """Drop the gradient that was accumulated since the last step."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def state(self, *, parts: bool = False) -> dict[str, Any]:
-        """Return weights, optimiser state and counters as a tree; with `parts`, sharded tensors stay sharded."""
+        """Return weights, optimiser state and counters as a tree. With `parts`, sharded tensors stay sharded."""
         moments = self.optimizer.state_dict()["state"]
         names = self._names
 
@@ -198,7 +201,7 @@ class Learner:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state` exactly; CheckpointError if it comes from another optimiser."""
+        """Restore the result of `state` exactly. Raises CheckpointError if the state comes from another optimiser."""
         for entry in state["optimizer"].values():
             if ("exp_avg" in entry) != (self._settings.name == "adamw"):
                 raise CheckpointError(
@@ -231,7 +234,7 @@ class Learner:
         self.version += self.version > 0  # samplers always reload version 0
 
     def exchange(self, other: Learner) -> None:
-        """Swap weights, optimiser state, counters and loss scale with a learner of the same shape."""
+        """Swap weights, optimiser state, counters and loss scale with another learner of the same shape."""
         own_state, other_state = deepcopy(self.state()), deepcopy(other.state())
         version = max(self.version, other.version) + 1
         for learner, state in ((self, other_state), (other, own_state)):
@@ -241,20 +244,21 @@ class Learner:
 
 
 class LossScale:
-    """The factor on a learner's losses that keeps small gradients above the smallest float16 number (1710.03740).
+    """The factor on a learner's loss that keeps small gradients above the smallest float16 number (arXiv:1710.03740).
 
-    It is halved after a step that was skipped because its gradient is not finite, and doubled after 2000 finite steps.
+    The factor is halved after a step that was skipped because its gradient is not finite, and doubled after 2000
+    consecutive finite steps.
     """
 
     FIRST, GROWS_AFTER = 65536.0, 2000
 
     def __init__(self) -> None:
-        """Start with 2 to the 16th."""
+        """Create a loss scale with the initial value 65536."""
         self.scale = self.FIRST
         self._sound_steps = 0
 
     def follow(self, *, finite: bool) -> None:
-        """Update the scale after a step."""
+        """Update the loss scale after a step."""
         self._sound_steps = self._sound_steps + 1 if finite else 0
         if not finite:
             self.scale /= 2
@@ -262,7 +266,7 @@ class LossScale:
             self.scale, self._sound_steps = self.scale * 2, 0
 
     def state(self) -> dict[str, float | int]:
-        """Return the state under the names of `torch.amp.GradScaler`, for checkpoints in both directions."""
+        """Return the state under the names of `torch.amp.GradScaler`, so that checkpoints are interchangeable in both directions."""
         return {
             "scale": self.scale,
             "growth_factor": 2.0,
@@ -280,7 +284,7 @@ Kind = TypeVar("Kind", bound=Tensor)
 
 
 def of_one_kind(tensors: Mapping[str, Kind]) -> list[dict[str, Kind]]:
-    """Group tensors by kind: sharded on one mesh of processes, sharded on another, or whole."""
+    """Group tensors by kind: whole tensors form one group, and sharded tensors form one group for each mesh of processes."""
     kinds: dict[object, dict[str, Kind]] = {}
     for key, tensor in tensors.items():
         kinds.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, {})[key] = tensor
@@ -288,7 +292,7 @@ def of_one_kind(tensors: Mapping[str, Kind]) -> list[dict[str, Kind]]:
 
 
 def _norm(gradients: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Return the global norm of gradients of all kinds, which may be sharded; it is the same in all processes."""
+    """Return the global norm of gradients of all kinds, which may be sharded. The norm is the same in all processes."""
     norms = [gathered(nn.utils.get_total_norm(list(kind.values()))) for kind in gradients]
     if not norms:
         return torch.tensor(0.0)
@@ -300,16 +304,17 @@ def _norm(gradients: Sequence[Mapping[str, Tensor]]) -> Tensor:
 def take_steps(
     weights: Mapping[Learner, float], on_bad: str, agreed: Agreed = lambda wrong: wrong
 ) -> list[dict[str, float]]:
-    """Divide each learner's accumulated gradient of sums by its weight, clip it and step; return norms and rates, in order.
+    """Divide each learner's accumulated gradient by its weight, clip it and take a step, and return norms and learning rates.
 
-    All steps are launched before anything is read, so that there is only one wait for a GPU. Then every learner is settled
-    before the first fault is raised, so that the counters and weights of all learners are consistent.
+    The results are in the order of the learners. All steps are launched before any result is read, so that there is
+    only one wait for a GPU. Every learner is settled before the first fault is raised, so that the counters and weights
+    of all learners are consistent.
 
-    A gradient that is not finite raises NumericsError, or leaves the weights as they are when `on_bad`
-    is "skip" (fp16 always skips, because its scale adapts that way). The same holds for a step that breaks the weights or
-    the optimiser's moments; with "skip" it is undone (weights, moments and counters) and is also counted as `undone`. For
-    this purpose, "skip" keeps a copy of them during the step. If processes hold shards of the weights, `agreed` shares a
-    fault of one process with all.
+    A gradient that is not finite raises NumericsError or, if `on_bad` is "skip", leaves the weights unchanged. Learners
+    with fp16 loss scaling always skip such steps, because the loss scale adapts in this way. A step that breaks the
+    weights or the optimiser's moments is handled in the same way. With "skip", such a step is undone (weights, moments
+    and counters) and is also counted as `undone`; for this purpose, a copy of the state is kept during the step. If
+    processes hold shards of the weights, `agreed` shares a fault of one process with all processes.
     """
     undoable = on_bad == "skip"
     rows: list[dict[str, float]] = []
@@ -340,9 +345,9 @@ def _snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:
 def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
     """Return the factor on the learning rate at an optimiser step, counted from 0.
 
-    It rises linearly from 0 over `warmup_steps`, as transformers' schedules do, so the first step changes nothing. Then it
-    stays constant (`constant`) or falls to 0 at `total`, linearly (`linear`) or by a half cosine (`cosine`, 1608.03983
-    without restarts).
+    The factor rises linearly from 0 over `warmup_steps`, as in the schedules of transformers, so the first step changes
+    nothing. After the warm-up, the factor stays constant (`constant`) or falls to 0 at step `total`, linearly
+    (`linear`) or along a half cosine (`cosine`, arXiv:1608.03983 without restarts).
     """
     if step < settings.warmup_steps:
         return step / settings.warmup_steps
@@ -353,18 +358,21 @@ def rate_at(step: int, total: int, settings: OptimizerConfig) -> float:
 
 
 OF_BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}
-"""Classes of `bitsandbytes.optim` by name, with one-byte moments (2110.02861) that are optionally paged to the host's
-memory."""
+"""Mapping from `optimizer.name` to a class of `bitsandbytes.optim` with one-byte moments (arXiv:2110.02861). The
+moments of the paged variant can be moved to the host's memory."""
 
 
 MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2}
-"""Bytes of both moments per weight, by `optimizer.name`."""
+"""The number of bytes of both moments per weight, by `optimizer.name`."""
 
 
 def build_optimizer(
     groups: Sequence[Sequence[nn.Parameter]], settings: OptimizerConfig, lr: float
 ) -> torch.optim.Optimizer:
-    """Return AdamW of torch or bitsandbytes over groups of parameters; `setup` has checked that the library is installed."""
+    """Return the AdamW optimiser of torch or bitsandbytes for groups of parameters.
+
+    The module `setup` has already checked that the library is installed.
+    """
     given: dict[str, Any] = {
         "lr": lr,
         "betas": settings.betas,
@@ -385,17 +393,17 @@ def build_optimizer(
 
 
 def gathered(value: Any) -> Any:
-    """Gather a sharded tensor from all processes, all of which must call this; return any other value unchanged."""
+    """Gather a sharded tensor from all processes, which must all call this function. Any other value is returned unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def local_part(value: Tensor) -> Tensor:
-    """Return this process's shard of a tensor, or the tensor itself if it is whole."""
+    """Return this process's shard of a tensor, or the tensor itself if it is not sharded."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 def distributed_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """Shard a whole tensor like another tensor of its shape; return a sharded tensor unchanged."""
+    """Shard a whole tensor like another tensor of the same shape. A tensor that is already sharded is returned unchanged."""
     if not isinstance(pattern, DTensor) or isinstance(tensor, DTensor):
         return tensor
     on_device = tensor.to(device=pattern.device, dtype=pattern.dtype)

@@ -1,9 +1,10 @@
-"""The sums of an update before the division by the global weight, and the split of its work over processes.
+"""Sum the results of an update before the division by the global weight, and split the work over processes.
 
-Every process takes some of the samples. Rows are gathered; losses, weights and gradients are summed over all processes
-before the division. The step therefore equals that of a single process for any split of the samples.
+Every process takes some of the samples. Scored tensors are gathered from all processes. Losses, weights and gradients
+are summed over all processes before the division. The optimiser step is therefore equal to that of a single process for
+any split of the samples.
 
-Shapes: K target tokens.
+In tensor shapes, K is the number of target tokens.
 """
 
 from __future__ import annotations
@@ -27,18 +28,22 @@ from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import packed, read_together, unpacked
 
 TAIL = 2.0
-"""A token is in the tail if the new weights change its probability by more than this factor."""
+"""The factor that defines the tail: a token is in the tail if the new weights change its probability by more than this
+factor."""
 
 
 def add_metric(totals: dict[str, list[float]], name: str, total: float, weight: float) -> None:
-    """Add to the (sum, weight) of a metric."""
+    """Add to the sum and the weight of a metric."""
     entry = totals.setdefault(name, [0.0, 0.0])
     entry[0] += total
     entry[1] += weight
 
 
 def means(totals: Mapping[str, list[float]]) -> dict[str, float]:
-    """Return each metric's mean, and for ratios the effective sample size (Σρ)² / (n·Σρ²), which is 1 if all are equal."""
+    """Return the mean of each metric. For probability ratios ρ, also return the effective sample size (Σρ)² / (n·Σρ²).
+
+    The effective sample size is 1 if all ratios are equal.
+    """
     row = {name: total / weight if weight else 0.0 for name, (total, weight) in totals.items()}
     for name in [name for name in row if name.startswith("ratio_square/")]:
         policy = name.removeprefix("ratio_square/")
@@ -49,41 +54,43 @@ def means(totals: Mapping[str, list[float]]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Gaps between trainer and sampler at the counted targets of some samples of one learner."""
+    """The gaps between the log-probs of trainer and sampler at the counted targets of some samples of one learner."""
 
     learner: str
     off_K: Tensor
-    """Log-prob of the trainer minus that of the sampler (nats), one sample after another."""
+    """The trainer's log-prob minus the sampler's log-prob in nats, concatenated over the samples."""
     samples: tuple[int, ...]
-    """Indices of the samples in the step."""
+    """The indices of the samples in the step."""
 
 
 @dataclass(slots=True)
 class UpdateSums:
-    """Sums of one optimiser step, by learner."""
+    """The sums of one optimiser step, by learner."""
 
     weight: dict[str, float] = field(default_factory=dict)
     sums: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
-    """Learners with a loss that is not finite; their gradients are dropped."""
+    """The learners with a loss that is not finite. The gradients of these learners are dropped."""
     gaps: list[Gaps] = field(default_factory=list)
     unread_gaps: list[tuple[Gaps, Tensor]] = field(default_factory=list)
-    """Gaps of all tokens until `read`, with the mask of counted tokens."""
+    """The gaps of all tokens, with the mask of counted tokens, which are stored until `read` is called."""
     spread: dict[str, Histogram] = field(default_factory=dict)
-    """Histograms of policies' tokens, by kind and policy (`CountsTokens`)."""
+    """Histograms of the policies' tokens, by kind and policy (see `CountsTokens`)."""
     unread_tokens: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
-    """Values of tokens for the histograms until `read`, with the mask of counted tokens."""
+    """The values of tokens for the histograms, with the mask of counted tokens, which are stored until `read` is
+    called."""
     unread: list[tuple[str, str, Tensor, Tensor]] = field(default_factory=list)
-    """Learner, metric (empty for the weight), sum and weight; stored until `read`, because reading waits for a GPU."""
+    """Tuples of learner, metric (empty for the weight), sum and weight, which are stored until `read` is called,
+    because reading waits for a GPU."""
 
     def add(self, learner: str, loss: Loss) -> None:
-        """Store a batch's loss and metrics until `read`."""
+        """Store the loss and the metrics of a batch until `read` is called."""
         self.unread.append((learner, "", loss.total.detach(), loss.weight))
         for name, (total, weight) in {"loss": (loss.total.detach(), loss.weight), **loss.metrics}.items():
             self.unread.append((learner, f"{name}/{learner}", total, weight))
 
     def read(self) -> None:
-        """Read stored values with one synchronisation per device; learners with a loss that is not finite become `bad`."""
+        """Read the stored values with one synchronisation per device. Learners with a loss that is not finite are added to `bad`."""
         scalars = [each for entry in self.unread for each in entry[2:]]
         columns = [each for gaps, mask_K in self.unread_gaps for each in (gaps.off_K, mask_K)]
         tokens = [each for pairs in self.unread_tokens.values() for pair in pairs for each in pair]
@@ -120,13 +127,13 @@ class UpdateSums:
             self.spread[name] = added([self.spread[name], counts]) if name in self.spread else counts
 
     def add_gaps(self, policy: str, logp_K: Tensor, targets: Targets, samples: tuple[int, ...]) -> None:
-        """Add the gaps between the trainer's and the sampler's log-probs of samples, by index, if the samples have the latter."""
+        """Add the gaps between the log-probs of trainer and sampler for these samples, if the sampler's log-probs are known."""
         if Column.BEHAVIOUR in targets.columns:
             off_K = logp_K.detach() - targets[Column.BEHAVIOUR]
             self.unread_gaps.append((Gaps(policy, off_K, samples), targets.mask_K))
 
     def add_statistics(self, policy: str, statistics: TokenStatistics, targets: Targets) -> None:
-        """Add the statistics of every policy: entropy, and ratios to the sampler."""
+        """Add the statistics of a policy: the entropy, and the probability ratios between trainer and sampler."""
         mask_K = targets.mask_K
         found = {"entropy": statistics.entropy_K.detach()}
         spread = {"update_entropy": found["entropy"]}
@@ -144,16 +151,17 @@ class UpdateSums:
 
 
 Accumulate = Callable[[Sequence[Sample]], UpdateSums]
-"""Function that accumulates samples' gradients in the learners and returns the sums."""
+"""A function that accumulates the gradients of samples in the learners and returns the sums."""
 
 
 class AmongRanks:
-    """The ranks of a run; each takes samples with about the same number of tokens."""
+    """The ranks of a run, among which the samples of a step are divided so that each has about the same number of tokens."""
 
     def __init__(self, ranks: Ranks, *, in_lockstep: bool = False, together: int = 1) -> None:
-        """Share work with these ranks; in lockstep, ranks work together and are not interrupted during a share.
+        """Share work with these ranks. With `in_lockstep`, ranks work together and are not interrupted during a share.
 
-        `together` consecutive ranks hold one model (tensor parallel) and work on one share.
+        If `together` is greater than 1, this number of consecutive ranks hold one model (tensor parallelism) and work
+        on the same share.
         """
         self._ranks = ranks
         self._in_lockstep = in_lockstep
@@ -170,7 +178,7 @@ class AmongRanks:
     def rows(
         self, samples: Sequence[Sample], work: Callable[[Sequence[Sample]], list[Tensor]]
     ) -> list[Tensor]:
-        """Return the result of `work`, a tensor for each sample, computed by all ranks and gathered."""
+        """Return the results of `work`, one tensor per sample, computed by all ranks and gathered from them."""
         if self._ranks.size == 1:
             return work(samples)
         dealt = shard_samples(samples, self._shares)
@@ -188,7 +196,7 @@ class AmongRanks:
     def summed(
         self, samples: Sequence[Sample], accumulate: Accumulate, learners: Mapping[str, Learner]
     ) -> UpdateSums:
-        """Accumulate this rank's samples, and sum the results and gradients of all ranks."""
+        """Accumulate the gradients of this rank's samples, and sum the results and gradients of all ranks."""
         if self._ranks.size == 1:
             return accumulate(samples)
         dealt = shard_samples(samples, self._shares)[self._own]
@@ -240,9 +248,10 @@ class AmongRanks:
         return joined
 
     def agreed(self, wrong: str | None) -> str | None:
-        """Return, in all ranks, the fault of a learner's step in the first rank that has one.
+        """Return, in all ranks, the fault of a learner's step in the first rank that has one, or None.
 
-        This applies if ranks hold shards of the weights; otherwise all ranks detect the same fault.
+        Ranks that hold shards of the weights exchange their faults. Ranks that hold complete weights detect the same
+        fault by themselves.
         """
         if not self._in_lockstep:
             return wrong

@@ -1,8 +1,8 @@
-"""Runs inside the candidate's sandbox: imports `solution.py` and executes one request at a time.
+"""Import `solution.py` inside the candidate's sandbox and execute one request at a time.
 
-Nothing here is trusted. The solution shares this process and may take it over, but it can then only send values, which it may do
-anyway. A request is one line: an unguessable mark and a typed value, `(keep, operation, part, ..)` (see `_OPERATIONS`). A reply
-is one line that begins with the same mark:
+This process is not trusted. The solution runs in the same process and may take it over, but then it can only send values, which
+it may do anyway. A request is one line: an unguessable mark and a typed value, `(keep, operation, part, ..)` (see
+`_OPERATIONS`). A reply is one line that begins with the same mark:
 
     value VALUE   the result; with `keep`, or if it has no encoding, the object stays here and VALUE is its number
     error (name of the exception's class, text)
@@ -24,11 +24,11 @@ from kapelle.environments.grading.code.values import NoEncoding, Stays, decode, 
 
 MATCH = "re.Match"
 _kept: list[Any] = []
-"""The objects that stay in this process."""
+"""The objects that stay in the candidate's process; the index of an object is its number."""
 
 
 def serve() -> None:
-    """Execute the requests from standard input until it ends, and write the replies to standard output."""
+    """Execute the requests from standard input until the input ends, and write the replies to standard output."""
     # Solutions may recurse more deeply and write longer numbers than Python's default limits allow.
     sys.setrecursionlimit(10_000)
     sys.set_int_max_str_digits(0)
@@ -78,7 +78,7 @@ async def _awaited(found: Any) -> Any:
 
 
 def _named(name: str) -> Any:
-    """Return the solution's object with this name, or the method of a new instance of its class `Solution`."""
+    """Return the object with the given name in the solution, or the method of a new instance of the class `Solution`."""
     known = vars(importlib.import_module("solution"))
     if name not in known and hasattr(known.get("Solution"), name):
         return getattr(known["Solution"](), name)
@@ -103,4 +103,4 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "apply": lambda name, *args: _FUNCTIONS[name](*args),
 }
 OF_OBJECTS = frozenset(_FUNCTIONS)
-"""Built-in functions that `apply` can call."""
+"""Names of the built-in functions that the operation `apply` can call."""

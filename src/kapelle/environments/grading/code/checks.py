@@ -1,8 +1,8 @@
 """The steps of a literal test: requests to the candidate, and conditions on the returned values.
 
-Values have built-in types, and everything here runs outside the sandbox, so that no code of the candidate takes part in a decision.
-An object without an encoding stays in the candidate's process (`Stays`). A test may read parts of the object and pass it back, but
-the object is never compared, because its class would decide the result.
+Values have built-in types, and all functions of this module run outside the sandbox, so that no code of the candidate affects a
+verdict. An object without an encoding stays in the candidate's process (`Stays`). A test may read parts of such an object and
+pass it back to the candidate, but the object is never compared, because its class would determine the result.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from kapelle.environments.grading.code.candidate_driver import MATCH, OF_OBJECTS
 from kapelle.environments.grading.code.values import MAX_BITS, Stays, spread
 
 MOST_ITEMS = 1_000_000
-"""Maximum number of items in a sequence that is made of a candidate's values."""
+"""Maximum number of items in a sequence that is created from the values of a candidate."""
 FEW = 1000
 """Maximum number of items in operations that take more than linear time."""
 
 
 class UnfitValue(Exception):
-    """A returned value that a test cannot use: NaN, an object, or a value that is too large for the operation."""
+    """Raised for a returned value that a test cannot use: NaN, an object, or a value that is too large for an operation."""
 
 
 class Later:
-    """A value that depends on the candidate's replies."""
+    """A value that depends on the replies of the candidate and is therefore computed later."""
 
     __slots__ = ()
 
@@ -43,14 +43,14 @@ class CandidateRequest(Later):
     operation: str
     parts: tuple[Any, ...]
     keep: bool = False
-    """Whether a later request needs the object itself, with its class."""
+    """Whether a later request needs the resulting object itself, including its class."""
     of_class: bool = False
-    """Whether the result is an object of a candidate's class, judged by the called name."""
+    """Whether the result is an object of a class of the candidate, according to the name that is called."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Apply(Later):
-    """The result of a Python function applied to values."""
+    """The result of applying a Python function to values."""
 
     function: Callable[..., Any]
     parts: tuple[Any, ...]
@@ -59,7 +59,7 @@ class Apply(Later):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lazy(Later):
-    """`and` (`decisive` is False) or `or` (`decisive` is True): parts are evaluated until one decides the result."""
+    """An `and` (`decisive` is False) or an `or` (`decisive` is True), whose parts are evaluated until one of them determines the result."""
 
     decisive: bool
     parts: tuple[Any, ...]
@@ -67,7 +67,7 @@ class Lazy(Later):
 
 @dataclass(frozen=True, slots=True)
 class CheckStep:
-    """One step of a test: evaluate a value, which must be true if the step `asserts` it."""
+    """A step of a test that evaluates a value; if `asserts` is True, the value must be true."""
 
     value: Any
     asserts: bool = False
@@ -79,11 +79,15 @@ class LiteralTest:
 
     steps: tuple[CheckStep, ...]
     names_nan: bool
-    """Whether the test mentions NaN; otherwise a returned NaN fails, because `not nan > 1` is true."""
+    """Whether the test mentions NaN. If it does not, a returned NaN fails the test, because a condition such as `not nan > 1`
+    is true."""
 
 
 class Settling:
-    """Evaluates the values of one run of a test. `ask` returns the candidate's result of an operation on parts, or raises."""
+    """An evaluator for the values of one run of a test.
+
+    `ask` is a function that returns the result of an operation in the candidate's process, or raises an exception.
+    """
 
     def __init__(self, ask: Callable[..., Any], names_nan: bool) -> None:
         self._ask = ask
@@ -92,7 +96,10 @@ class Settling:
         self._objects: dict[CandidateRequest, Any] = {}
 
     def value(self, part: Any) -> Any:
-        """Return the value of a part. Raises UnfitValue, the exceptions of `ask`, and Python's own for a value of the wrong type."""
+        """Return the value of a part of a step.
+
+        Raises UnfitValue, the exceptions of `ask`, and the exceptions of Python for a value of the wrong type.
+        """
         if not isinstance(part, Later):
             return part
         if isinstance(part, CandidateRequest) and part.keep:
@@ -102,14 +109,20 @@ class Settling:
         return self._known[part]
 
     def truth(self, part: Any) -> bool:
-        """Return whether a value is true. Raises UnfitValue for an object, because its class would decide the result."""
+        """Return whether a value is true.
+
+        Raises UnfitValue for an object, because the class of the object would determine the result.
+        """
         value = self.value(part)
         if isinstance(value, Stays) and value.nature != MATCH:
             raise UnfitValue("an object, which is neither true nor false here")
         return bool(value)
 
     def given(self, part: Any) -> Any:
-        """Return a part as an argument for the candidate; the candidate's objects, also in containers, remain references."""
+        """Return a part as an argument for the candidate.
+
+        Objects of the candidate, including those in containers, remain references.
+        """
         if isinstance(part, CandidateRequest) and part.keep:
             return self._object(part)
         if isinstance(part, Apply) and isinstance(part.function, Build):
@@ -146,7 +159,10 @@ class Settling:
         return found
 
     def _of_object(self, function: Any, target: Any, *others: Any, **keywords: Any) -> Any:
-        """Return the result of a function on an object, if the candidate's process can compute it without an expected value."""
+        """Return the result of applying a function to an object in the candidate's process.
+
+        Raises UnfitValue if the candidate's process would need an expected value to compute the result.
+        """
         if function in IDENTITY:  # comparison with None, True, False or a type
             return function(target, *others)
         if (
@@ -189,13 +205,13 @@ OF_VALUES: tuple[Any, ...] = (
     *(math.isfinite, math.isinf, math.isnan, math.sqrt, math.trunc, collections.Counter, collections.deque, collections.OrderedDict),
     *(copy.copy, copy.deepcopy),
 )  # fmt: skip
-"""Functions that may receive a candidate's values; `bounded` limits their cost."""
+"""Functions that may be applied to the values of a candidate; `bounded` limits their cost."""
 ITERATING: tuple[Any, ...] = (
     *(list, tuple, set, frozenset, sorted, sum, max, min, dict, all, any, collections.Counter, collections.deque),
 )  # fmt: skip
-"""Functions that use only an object's items."""
+"""Functions that use only the items of an object."""
 SURELY_PLAIN: tuple[Any, ...] = (abs, all, any, bool, float, int, isinstance, len, repr, round, str, sum, type, math.isclose)  # fmt: skip
-"""Functions that never return one of the candidate's objects."""
+"""Functions that never return an object of the candidate."""
 _METHOD_NAMES = (
     "capitalize casefold conjugate copy count date decode difference encode endswith find get hex index intersection is_integer isalnum "
     "isalpha isdecimal isdigit isdisjoint islower isnumeric isoformat isspace issubset issuperset istitle isupper items join keys lower "
@@ -203,22 +219,23 @@ _METHOD_NAMES = (
     "symmetric_difference time title total_seconds union upper values weekday"
 )
 METHODS = frozenset(_METHOD_NAMES.split())
-"""Allowed methods of values: they change nothing, and their results are not much larger than the values."""
+"""Names of the methods that a test may call on values. These methods do not change the value, and their results are not much
+larger than the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Calls a method of a value."""
+    """A function that calls the method `name` of a value."""
 
     name: str
 
     def __call__(self, target: Any, *args: Any, **keywords: Any) -> Any:
-        """Call the method."""
+        """Call the method of the given value and return the result."""
         return getattr(target, self.name)(*args, **keywords)
 
 
 def bounded(function: Callable[..., Any], *values: Any, **keywords: Any) -> Any:
-    """Return the result of a function on values; raise UnfitValue if the candidate's values would make the call costly."""
+    """Return the result of applying a function to values; raise UnfitValue if these values would make the call too expensive."""
     first, *others = values or (None,)
     if any(isinstance(each, range) and len(each) > MOST_ITEMS for each in values):
         raise UnfitValue("a range that is too long")
@@ -250,7 +267,7 @@ def _times(one: Any, other: Any) -> Any:
 
 
 def power(one: Any, other: Any, *modulus: Any) -> Any:
-    """Return `pow` of numbers that are not too large."""
+    """Return the same result as `pow`; raise UnfitValue if the numbers are too large."""
     whole = isinstance(one, int) and isinstance(other, int)
     if not (whole or isinstance(one, (float, complex)) or isinstance(other, (float, complex))):
         raise UnfitValue("a power of what is not a number")
@@ -270,12 +287,12 @@ def _modulo(one: Any, other: Any) -> Any:
 
 
 def is_in(item: Any, container: Any) -> bool:
-    """Return whether a container holds an item."""
+    """Return whether a container contains an item."""
     return item in container
 
 
 def is_not_in(item: Any, container: Any) -> bool:
-    """Return whether a container does not hold an item."""
+    """Return whether a container does not contain an item."""
     return item not in container
 
 
@@ -292,17 +309,20 @@ COMPARES = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, ope
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Makes a container of items; the items of a dictionary are alternating keys and values."""
+    """A function that creates a container from items; for a dictionary, the items alternate between keys and values."""
 
     kind: type
 
     def __call__(self, *items: Any) -> Any:
-        """Return the container."""
+        """Return a container with the given items."""
         return self.kind(zip(items[::2], items[1::2], strict=True) if self.kind is dict else items)
 
 
 def items_of(values: Any, count: int) -> list[Any]:
-    """Return exactly `count` items, so that a test that pairs them with known values cannot end early."""
+    """Return the items of `values` as a list; raise UnfitValue unless there are exactly `count` items.
+
+    The check ensures that a test that pairs the items with known values cannot stop early.
+    """
     items = list(values)
     if len(items) != count:
         raise UnfitValue(f"{len(items)} items where the test expects {count}")
@@ -310,7 +330,7 @@ def items_of(values: Any, count: int) -> list[Any]:
 
 
 def may_be_object(part: Any) -> bool:
-    """Return whether a part may be an object of the candidate."""
+    """Return whether the value of a part may be an object in the candidate's process."""
     if isinstance(part, Apply) and part.function not in SURELY_PLAIN:
         is_made_of_them = isinstance(part.function, Build) or part.function in OPERATORS.values()
         return any(may_be_object(each) for each in part.parts if is_made_of_them or isinstance(each, Apply))
@@ -318,7 +338,7 @@ def may_be_object(part: Any) -> bool:
 
 
 def holds_object_of_class(part: Any) -> bool:
-    """Return whether a part is an object of a candidate's class, or a container of such objects."""
+    """Return whether the value of a part is an object of a class of the candidate, or a container of such objects."""
     if isinstance(part, Apply) and isinstance(part.function, Build):
         return any(map(holds_object_of_class, part.parts))
     return isinstance(part, CandidateRequest) and part.of_class

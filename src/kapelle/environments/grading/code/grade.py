@@ -1,9 +1,9 @@
-"""Grades programs in a sandbox. Returned values and output are compared here, outside the sandbox.
+"""Grade programs in a sandbox; returned values and output are compared outside the sandbox.
 
-`grade_calls` compares returned values with expected values, `grade_output` compares the output. `grade_program` takes test
-programs; those that `literal_tests` can read become calls. All other test programs have to run in the candidate's process, which
-could then fake their results; this must be allowed explicitly, and the verdicts are not `trusted`. Exit codes and printed claims
-are never trusted.
+`grade_calls` compares returned values with expected values, and `grade_output` compares the output of a program.
+`grade_program` takes test programs and converts those that `literal_tests` can read to calls. All other test programs must run
+in the candidate's process, and the candidate could then fake their results. Such tests must be allowed explicitly, and their
+verdicts are not `trusted`. Exit codes and printed claims are never trusted.
 """
 
 from __future__ import annotations
@@ -38,57 +38,59 @@ TestStatus = Literal["passed", "failed", "error", "not_run"]
 
 @dataclass(frozen=True, slots=True)
 class TestOutcome:
-    """The outcome of one test."""
+    """The outcome of one test of a program."""
 
     __test__ = False
 
     status: TestStatus
-    """`failed`: the test ran and its condition is false. `error`: the test did not finish."""
+    """The outcome of the test. `passed` means that the test ran and its condition holds. `failed` means that the test ran and
+    its condition is false. `error` means that the test did not finish. `not_run` means that the test was skipped."""
     explanation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeGrade:
-    """The verdict on one program."""
+    """The verdict on one program: the outcomes of its tests and the score."""
 
     tests: tuple[TestOutcome, ...]
     status: Literal["graded", "ungraded"] = "graded"
-    """`ungraded`: the tests themselves could not run, regardless of the candidate; this must
-    never be used as a reward."""
+    """Whether the program was graded. `ungraded` means that the tests themselves could not run, regardless of the candidate;
+    the score of such a verdict must not be used as a reward."""
     explanation: str = ""
     trusted: bool = True
-    """False if the tests ran in the candidate's process, which could have faked their results."""
+    """Whether the verdict can be trusted. False if the tests ran in the candidate's process, because the candidate could have
+    faked their results."""
 
     @property
     def passed(self) -> int:
-        """Number of tests that passed."""
+        """The number of tests that passed."""
         return sum(test.status == "passed" for test in self.tests)
 
     @property
     def score(self) -> float:
-        """Share of passed tests, for partial credit; 0 if ungraded."""
+        """The fraction of tests that passed, for partial credit; 0 if the program is ungraded."""
         return self.passed / len(self.tests) if self.tests and self.status == "graded" else 0.0
 
     @property
     def solved(self) -> bool:
-        """Whether every test passed."""
+        """Whether the program was graded and passed every test."""
         return self.status == "graded" and bool(self.tests) and self.passed == len(self.tests)
 
 
 # -------- The candidate in its sandbox: one request at a time, and only well-formed replies are accepted
 
 REPLIES = 64 * 1024**2
-"""Maximum total size of a candidate's replies in bytes."""
+"""Maximum total size in bytes of the replies of a candidate."""
 MOST_STARTS = 3
-"""Maximum number of starts of one candidate: if a test ends the candidate, the next test starts it again."""
+"""Maximum number of starts of one candidate. A candidate that exits during a test is started again for the next test."""
 
 
 class CandidateGone(Exception):
-    """The candidate did not reply: it ended, reached a limit, or sent an invalid reply."""
+    """Raised if a candidate does not reply because it exited, reached a limit, or sent an invalid reply."""
 
 
 class CandidateError(Exception):
-    """The candidate raised an exception; only the exception's name and text are used."""
+    """Raised if a candidate raises an exception; only the name and the message of this exception are used."""
 
     def __init__(self, found: Plain) -> None:
         name, text = found if type(found) is tuple and len(found) == 2 else ("", "")
@@ -96,7 +98,11 @@ class CandidateError(Exception):
 
 
 class Candidate:
-    """A solution in its own sandbox, which starts at the first request, and again after the candidate was lost."""
+    """A solution in its own sandbox.
+
+    The sandbox starts at the first request. If the candidate is lost, the sandbox is started again at the first request after
+    `renew`.
+    """
 
     def __init__(self, solution: str, sandbox: Backend, limits: Limits) -> None:
         self._files = {
@@ -109,13 +115,13 @@ class Candidate:
         self._starts = 0
         self._lost = ""
         self.with_nan = True
-        """Whether a value may contain NaN; if False, NaN raises ValueFault."""
+        """Whether a returned value may contain NaN; if False, a NaN raises ValueFault."""
 
     def ask(self, operation: str, *parts: Plain, keep: bool = False) -> Plain:
         """Return the result of an operation of `candidate_driver`; with `keep`, return a reference to the resulting object.
 
-        Raises CandidateError if the candidate raises an exception, CandidateGone once the candidate is lost (until `renew`), and
-        ValueFault for a request or a value that has no encoding.
+        Raises CandidateError if the candidate raises an exception. Raises CandidateGone if the candidate is lost, until `renew`
+        is called. Raises ValueFault for a request or a value that has no encoding.
         """
         request = encode((keep, operation, *parts)).encode()
         if self._lost:
@@ -141,13 +147,13 @@ class Candidate:
         raise CandidateGone(self._lost)
 
     def renew(self) -> None:
-        """Make the next request start the candidate again, if it was lost and has starts left."""
+        """Allow the next request to start the candidate again if it was lost and has been started fewer than `MOST_STARTS` times."""
         if self._lost and self._starts < MOST_STARTS:
             self.close()
             self._session, self._lost = None, ""
 
     def close(self) -> None:
-        """End the candidate."""
+        """Stop the candidate and its sandbox."""
         if self._session is not None:
             self._session.finish(kill=True)
 
@@ -162,7 +168,7 @@ def _sources(*modules: ModuleType) -> dict[str, bytes]:
 
 
 def _driver_command(sandbox: Backend, driver: str) -> list[str]:
-    """Return the command of a driver that is isolated from the environment and from the user's packages."""
+    """Return the command that starts a driver isolated from environment variables and from the packages of the user."""
     begin = f"import sys; sys.path.insert(0, ''); from kapelle.environments.grading.code.{driver} import serve; serve()"
     return [sandbox.python, "-I", "-B", "-c", begin]
 
@@ -172,21 +178,25 @@ def _driver_command(sandbox: Backend, driver: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ProgramTests:
-    """Tests that are programs: asserts, or a `check` function with its call."""
+    """Tests that are programs: asserts, or a `check` function and a call of this function."""
 
     programs: tuple[str, ...]
-    """One program per test; a test passes if it runs to its end."""
+    """The test programs. A test passes if its program runs to its end."""
     setup: str = ""
-    """A program that runs once before the tests, which can use its names."""
+    """A program that runs once before the tests and defines names for them."""
     candidate: tuple[str, ...] = ()
-    """Names that belong to the candidate, even if Python defines them too; empty: all names that the tests do not define."""
+    """Names that the candidate defines, even if Python also defines them. If empty, these are all names that the tests do not
+    define."""
     classes: tuple[str, ...] | None = None
-    """Names of the candidate's classes; None: all names in CapWords."""
+    """Names of the classes that the candidate defines. If None, these are all names in CapWords."""
 
 
 @functools.lru_cache(maxsize=4096)
 def read_literal(tests: ProgramTests) -> tuple[LiteralTest, ...]:
-    """Return test programs as calls with known values. Raises NotLiteral (with the reason) and SyntaxError."""
+    """Convert test programs to calls with known values.
+
+    Raises NotLiteral with the reason if a test cannot be converted, and SyntaxError if a program is invalid.
+    """
     for program in (tests.setup, *tests.programs):
         literal_tests.parsed(program)
     return tuple(
@@ -203,10 +213,11 @@ def grade_program(
     *,
     allow_untrusted: bool = False,
 ) -> CodeGrade:
-    """Run test programs against a solution.
+    """Run test programs against a solution and return the verdict.
 
-    If `allow_untrusted`, tests that are not literal run in the solution's process, which a solution can exploit; otherwise nothing
-    is graded. `limits` apply to each start of the candidate. Raises SandboxError if the machine cannot provide a sandbox.
+    If `allow_untrusted` is True, tests that are not literal run in the process of the solution, which the solution can exploit;
+    otherwise the verdict for such tests is `ungraded`. `limits` apply to each start of the candidate. Raises SandboxError if no
+    sandbox is available.
     """
     limits = limits or Limits()
     try:
@@ -248,7 +259,7 @@ def _outcome_of_test(candidate: Candidate, test: LiteralTest) -> TestOutcome:
 
 
 def _grade_beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits) -> CodeGrade:
-    """Run test programs in the same process as a solution."""
+    """Run test programs in the same process as a solution and return the verdict, which is not trusted."""
     if tests not in _decisive:
         # A test that passes without a solution is useless, and a missing import is a fault of the tests.
         for index, (status, said) in _beside("", tests, sandbox, limits).items():
@@ -267,7 +278,7 @@ _decisive: set[ProgramTests] = set()
 
 
 def _beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits) -> dict[int, Any]:
-    """Return the status and explanation of each test that ran; a solution may have faked them."""
+    """Return the status and the explanation of each test that ran; the solution may have faked these results."""
     texts = {f"test_{index}.py": text for index, text in enumerate(tests.programs)}
     texts |= {"solution.py": runnable(solution), "setup.py": tests.setup}
     files = {name: text.encode("utf-8", "surrogatepass") for name, text in texts.items()}
@@ -292,26 +303,27 @@ def _beside(solution: str, tests: ProgramTests, sandbox: Backend, limits: Limits
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """One call and its expected result."""
+    """A call of a function and its expected result."""
 
     function: str
     arguments: tuple[Plain, ...]
     expected: Plain
-    """The expected result; it never leaves this process."""
+    """The expected result, which is never sent to the sandbox."""
     keywords: Mapping[str, Plain] = field(default_factory=dict)
     tolerance: float = 0.0
-    """Greatest allowed absolute or relative difference of finite floats; integers must be equal."""
+    """Maximum absolute or relative difference between finite floats that are considered equal. Integers must be exactly equal."""
     rule: Literal["exact", "json", "apps"] = "exact"
-    """`json`: a tuple may replace a list, and a numeric key may replace its string. `apps`: in addition, an expected list of one
-    item may stand for the item."""
+    """Rule for the comparison with the expected result. With `exact`, value and type must match. With `json`, a tuple may
+    replace a list, and a numeric key may replace a string key. With `apps`, the rule `json` applies, and an expected list of
+    one item also accepts the item itself."""
 
 
 def grade_calls(
     solution: str, tests: tuple[CallTest, ...], sandbox: Backend, limits: Limits | None = None
 ) -> CodeGrade:
-    """Call a solution once for each test and compare the result; a solution that was lost is started again.
+    """Call a solution once for each test and compare the result; a lost solution is started again for the next test.
 
-    Raises SandboxError if the machine cannot provide a sandbox, and ValueFault for arguments that have no encoding.
+    Raises SandboxError if no sandbox is available, and ValueFault for arguments that have no encoding.
     """
     for test in tests:
         encode((test.arguments, dict(test.keywords)))
@@ -354,7 +366,7 @@ _LISTED: tuple[Any, ...] = (range, deque, type({}.keys()), type({}.values()), ty
 
 
 def _as_json(value: Plain, like: Plain) -> Plain:
-    """Return a value as in JSON: each tuple becomes a list, and each key becomes a string if a string is expected."""
+    """Return a value as in JSON: tuples become lists, and keys become strings where the expected value has strings."""
     if isinstance(value, (list, tuple)) and isinstance(like, list) and len(value) == len(like):
         return [_as_json(item, each) for item, each in zip(value, like, strict=True)]
     if isinstance(value, dict) and isinstance(like, dict):
@@ -370,7 +382,7 @@ def _as_json(value: Plain, like: Plain) -> Plain:
 def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
     """Return whether two values of built-in types have the same value and type, except that 2 equals 2.0.
 
-    NaN never matches. A list never equals a tuple, a set never equals a frozenset, and `{True}` does not equal `{1}`.
+    NaN never matches any value. A list never equals a tuple, a set never equals a frozenset, and `{True}` does not equal `{1}`.
     """
     if _is_number(got) and _is_number(expected):
         # Integers must be equal.
@@ -392,7 +404,7 @@ def same_value(got: Plain, expected: Plain, tolerance: float = 0.0) -> bool:
 
 
 def _exact(key: Plain) -> Plain:
-    """Return a key that equals only keys of the same type, except that numbers of different types may be equal."""
+    """Return a key that distinguishes values of different types, except that an integer and a float may be equal."""
     if isinstance(key, (tuple, frozenset)):
         return type(key), type(key)(map(_exact, key))
     return int if _is_number(key) else type(key), key
@@ -408,29 +420,30 @@ _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,40}\.[0-9]{0,40}|\.[0-9]{1,40}|[0-9]{1,4
 _REAL = re.compile(r".*[.eE].*")
 _SPACES = re.compile(r"[ \t\r\f\v]+")
 MOST_STOPPED = 3
-"""Number of tests in which a program may reach a limit before the rest is skipped; a problem may have hundreds of slow tests."""
+"""Number of tests in which a program may reach a limit before the remaining tests are skipped. A problem may have hundreds of
+tests, and each of them may reach the time limit."""
 MOST_SECONDS = 20
-"""Maximum wall-clock time of all tests of a program, as a multiple of the limit of one test."""
+"""Maximum wall-clock time of all tests of a program, as a multiple of the time limit of one test."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTest:
-    """One input and its expected output."""
+    """The input of a program and its expected output."""
 
     stdin: str
     stdout: str
-    """The expected output; it never enters the sandbox."""
+    """The expected output, which is never sent to the sandbox."""
     tolerance: float = 1e-6
-    """Greatest allowed absolute or relative difference of a printed number, if the expected number has a decimal point or
-    an exponent; integers must match digit by digit."""
+    """Maximum absolute or relative difference between a printed number and the expected number if the expected number has a
+    decimal point or an exponent. Integers must match digit by digit."""
 
 
 def grade_output(
     solution: str, tests: tuple[OutputTest, ...], sandbox: Backend, limits: Limits | None = None
 ) -> CodeGrade:
-    """Run a program once for each test and compare its standard output; skip the remaining tests if its time is used up.
+    """Run a program once for each test and compare its standard output with the expected output.
 
-    Raises SandboxError if the machine cannot provide a sandbox.
+    The remaining tests are skipped if the program has used up its time. Raises SandboxError if no sandbox is available.
     """
     limits = limits or Limits()
     files = {"solution.py": runnable(solution).encode("utf-8", "surrogatepass")}
@@ -469,7 +482,8 @@ def _outcome_of_output(result: Result, test: OutputTest) -> TestOutcome:
 def same_output(printed: str, expected: str, tolerance: float = 1e-6) -> bool:
     """Return whether two outputs have the same lines with the same words.
 
-    The amount of space between words, spaces at line ends and empty lines at the end are ignored; line breaks count.
+    The amount of space between words, spaces at the ends of lines and empty lines at the end are ignored. Line breaks are
+    compared.
     """
     ours, theirs = _lines(printed), _lines(expected)
     return len(ours) == len(theirs) and all(

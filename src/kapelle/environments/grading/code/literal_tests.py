@@ -1,12 +1,12 @@
-"""Reads test programs that only call the candidate with known values and compare the results, as in `assert f([1, 2]) == 3`.
+"""Read test programs that only call the candidate with known values and compare the results, as in `assert f([1, 2]) == 3`.
 
-Reading evaluates the parts of a test that do not depend on the candidate: assignments, loops over known values, functions of the
-test, `check(candidate)`. The result is a list of steps (see `checks`), which request values from the candidate and judge them
-outside its sandbox. A candidate therefore influences only the values that it returns.
+The reader evaluates the parts of a test that do not depend on the candidate: assignments, loops over known values, functions of
+the test, and `check(candidate)`. The result is a list of steps (see `checks`), which request values from the candidate and
+check these values outside its sandbox. A candidate can therefore influence only the values that it returns.
 
-A test that does anything else raises NotLiteral, for example if it imports an unknown module, branches on a result, reads an
-argument that the candidate may have changed, compares objects, or passes the candidate a value without an encoding, such as a
-function.
+A test that does anything else raises NotLiteral. Examples are a test that imports an unknown module, branches on a result,
+reads an argument that the candidate may have changed, compares objects, or passes the candidate a value without an encoding,
+such as a function.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from kapelle.environments.grading.code.programs import tree_of
 from kapelle.environments.grading.code.values import ValueFault, decode, encode
 
 MOST_STEPS = 100_000
-"""Maximum number of syntax nodes that are evaluated to read one test, including loops."""
+"""Maximum number of syntax nodes that are evaluated to read one test, counting every iteration of a loop."""
 
 
 class NotLiteral(Exception):
-    """A test that does more than call the candidate with known values; the message gives the line and the reason."""
+    """Raised for a test that does more than call the candidate with known values; the message gives the line and the reason."""
 
 
 _MODULES: dict[str, Mapping[str, Any]] = {
@@ -73,12 +73,15 @@ _BUILTINS: dict[str, Any] = {
     "__name__": "__main__",
 }  # fmt: skip
 _CHANGES = ("add", "append", "extend", "insert", "update", "remove", "discard", "pop", "sort", "reverse", "clear", "format", "replace")  # fmt: skip
-"""Allowed methods of known values."""
+"""Methods that a test may call on known values."""
 _ATTRIBUTES = ("real", "imag", "numerator", "denominator", "year", "month", "day", "days")
 
 
 def parsed(program: str) -> ast.Module:
-    """Return the syntax tree of a test. Raises SyntaxError."""
+    """Return the syntax tree of a test program.
+
+    Raises SyntaxError if the program cannot be parsed.
+    """
     try:
         return tree_of(program)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -88,9 +91,10 @@ def parsed(program: str) -> ast.Module:
 def read_test(
     program: str, setup: str = "", candidate: Sequence[str] = (), classes: Sequence[str] | None = None
 ) -> LiteralTest:
-    """Return the steps of a test that runs after a setup; `candidate` and `classes` are as in `ProgramTests`.
+    """Return the steps of a test program that runs after a setup program.
 
-    Raises NotLiteral for a test that is not literal, and SyntaxError for an invalid program.
+    `candidate` and `classes` have the same meaning as in `ProgramTests`. Raises NotLiteral for a test that is not literal, and
+    SyntaxError for an invalid program.
     """
     reading = _TestReader(candidate, classes)
     try:
@@ -106,7 +110,7 @@ def read_test(
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """A name of the candidate."""
+    """A name that the candidate defines."""
 
     name: str
 
@@ -137,25 +141,25 @@ class _TestReader(ast.NodeVisitor):
         self._given: dict[int, Any] = {}
 
     def visit(self, node: ast.AST) -> Any:
-        """Run a statement, or return the value of an expression, which may be a `Later`."""
+        """Run a statement, or return the value of an expression; this value may be a `Later`."""
         self._left -= 1
         if self._left < 0:
             _refuse(node, "it is too long")
         return super().visit(node)
 
     def generic_visit(self, node: ast.AST) -> NoReturn:
-        """Reject nodes for which this class has no method."""
+        """Reject syntax nodes for which this class has no visitor method."""
         _refuse(node, f"it contains a {type(node).__name__}")
 
     # ---- Statements
 
     def run(self, body: Sequence[ast.stmt]) -> None:
-        """Run statements."""
+        """Run the given statements in order."""
         for node in body:
             self.visit(node)
 
     def run_tests(self, body: Sequence[ast.stmt]) -> None:
-        """Run the functions that pytest would run, unless the test calls them itself."""
+        """Run the test functions that pytest would run, unless the test program calls them itself."""
         functions = [node for node in body if isinstance(node, ast.FunctionDef) and not node.args.args]
         for function in functions:
             if function.name.startswith("test") and function.name not in self._called:
@@ -274,7 +278,7 @@ class _TestReader(ast.NodeVisitor):
         return _Own(name) if module == "solution" else found
 
     def _fetched(self, value: Any) -> Any:
-        """Return a request for the candidate's object if the value is one of its names."""
+        """Return a request for the candidate's object if the value is a name of the candidate; otherwise return the value."""
         if not isinstance(value, _Own):
             return value
         return CandidateRequest("fetch", (value.name,), of_class=self._is_class(value.name))
@@ -285,14 +289,14 @@ class _TestReader(ast.NodeVisitor):
     # ---- Expressions
 
     def _value(self, node: ast.expr) -> Any:
-        """Return the value of an expression; reject functions and modules."""
+        """Return the value of an expression; raise NotLiteral if the value is a function or a module."""
         value = self._fetched(self.visit(node))
         if isinstance(value, (_Module, ast.AST)):
             _refuse(node, "it uses a function or a module as a value")
         return value
 
     def _known(self, node: ast.expr) -> Any:
-        """Return the value of an expression; reject results of the candidate."""
+        """Return the value of an expression; raise NotLiteral if the value depends on a result of the candidate."""
         value = self._value(node)
         if isinstance(value, Later):
             _refuse(node, "it branches on a result or iterates over a result")
@@ -302,7 +306,7 @@ class _TestReader(ast.NodeVisitor):
         return self._each(node, self._known(node), None)
 
     def _each(self, node: ast.AST, value: Any, count: int | None) -> list[Any]:
-        """Return the items of a value, which must have `count` items unless `count` is None."""
+        """Return the items of a value; raise NotLiteral unless there are `count` items or `count` is None."""
         if isinstance(value, Later) and count is not None:
             items = self._apply(node, checks.items_of, [value, count])
             return [Apply(operator.getitem, (items, index)) for index in range(count)]
@@ -449,7 +453,7 @@ class _TestReader(ast.NodeVisitor):
     def _call_function(
         self, function: ast.FunctionDef, args: list[Any], keywords: dict[str, Any], node: ast.AST
     ) -> Any:
-        """Run a function of the test with these arguments and return its result."""
+        """Run a function of the test program with the given arguments and return its result."""
         about = function.args
         names = [each.arg for each in about.args]
         defaults = dict(zip(names[::-1], map(self.visit, about.defaults[::-1]), strict=False))
@@ -481,7 +485,7 @@ class _TestReader(ast.NodeVisitor):
         return {str(each.arg): self._value(each.value) for each in node.keywords}
 
     def _given_arguments(self, node: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call of the candidate, and record which values the call may change."""
+        """Return the arguments of a call of the candidate, and record the values that the candidate may change."""
         nodes = (*node.args, *(each.value for each in node.keywords))
         found = [self._scope.get(each.id) for each in nodes if isinstance(each, ast.Name)]
         # Passing the same value again is allowed.
@@ -502,7 +506,10 @@ class _TestReader(ast.NodeVisitor):
     def _apply(
         self, node: ast.AST, function: Any, parts: Sequence[Any], keywords: Mapping[str, Any] | None = None
     ) -> Any:
-        """Return the result of a function applied to parts; it is computed immediately if all parts are known."""
+        """Return the result of applying a function to parts.
+
+        The result is computed immediately if all parts are known; otherwise the function returns a `Later`.
+        """
         keywords = keywords or {}
         if not any(isinstance(each, Later) for each in (*parts, *keywords.values())):
             try:
@@ -529,7 +536,7 @@ class _TestReader(ast.NodeVisitor):
 
 
 def _suits_objects(function: Callable[..., Any], parts: Sequence[Any]) -> bool:
-    """Return whether the candidate's process can apply this function to its objects without learning expected values."""
+    """Return whether the candidate's process can apply a function to its objects without learning the expected values."""
     if any(isinstance(each, CandidateRequest) and each.operation == "fetch" for each in parts):
         return False
     if function in (operator.eq, operator.ne):  # a function may have a name in CapWords
@@ -540,7 +547,10 @@ def _suits_objects(function: Callable[..., Any], parts: Sequence[Any]) -> bool:
 
 
 def _for_candidate(part: Any) -> Any:
-    """Return a part of a request, with copies of known values and references to results. Raises ValueFault."""
+    """Return a part of a request with copies of known values and with references to results of the candidate.
+
+    Raises ValueFault if a value has no encoding.
+    """
     if isinstance(part, CandidateRequest):
         part.keep = True
     elif isinstance(part, Apply) and isinstance(part.function, Build):

@@ -1,4 +1,4 @@
-"""Finds the program in a text, and parses it without Python's style warnings."""
+"""Find the program in a text and parse it without the syntax warnings of Python."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kapelle.environments.grading.text.extraction import MAX_TEXT, own_turn
 def tree_of(program: str) -> ast.Module:
     """Return the syntax tree of a program; raise SyntaxError if the program is invalid.
 
-    Python warns about strings with unknown escapes (a SyntaxWarning since 3.12). The warning is meant for the program's author;
-    here it would be printed during a run, or end the run if warnings are errors.
+    Python warns about strings with unknown escapes (a SyntaxWarning since 3.12). This warning is meant for the author of the
+    program. In a grader, the warning would be printed during a run, or it would stop the run if warnings are errors.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
@@ -29,12 +29,12 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def program_of(text: str) -> str | None:
-    """Return the program in a turn, unchanged; None if there is none.
+    """Return the program in a model's turn, unchanged, or None if the turn contains no program.
 
     The program is the last fenced block marked as Python. Without such a block, it is the last block without a language that
-    parses as a program, or otherwise the first block without a language. A block that only calls what an earlier block defines
-    is an example of its use and does not count. A text without a fence is a program in its entirety. Thinking and text after the
-    end of the turn are ignored.
+    parses as a program, or otherwise the first block without a language. A block that only calls the definitions of an earlier
+    block is a usage example and is ignored. A text without a fence is considered a program in its entirety. Thinking and text
+    after the end of the turn are ignored.
     """
     if len(text) > MAX_TEXT:
         return None
@@ -53,7 +53,10 @@ def program_of(text: str) -> str | None:
 
 
 def _blocks(said: str) -> list[tuple[str, str]]:
-    """Return the language and content of each fenced block by CommonMark's rules; an unclosed block ends with the text."""
+    """Return the language and the content of each fenced block by the rules of CommonMark.
+
+    A block that is not closed ends with the text.
+    """
     if "```" not in said and "~~~" not in said:
         return []
     from markdown_it import MarkdownIt
@@ -75,7 +78,7 @@ def _language(info: str) -> str:
 
 
 def runnable(program: str) -> str:
-    """Return the program in a form that can be run: dedented if the entire program is indented."""
+    """Return a program in a form that can be run: a program that is indented as a whole is dedented."""
     if _tree(program) is not None:
         return program
     moved = textwrap.dedent(program)
@@ -90,7 +93,7 @@ def _tree(program: str) -> ast.Module | None:
 
 
 def _does_something(program: str) -> bool:
-    """Return whether a text is a program that does more than list values (`[1, 2]`, `3`)."""
+    """Return whether a string is a program that does more than evaluate values such as `[1, 2]` or `3`."""
     tree = _tree(program)
     return tree is not None and not all(
         isinstance(node, ast.Expr) and not any(isinstance(part, ast.Call) for part in ast.walk(node))
@@ -99,7 +102,7 @@ def _does_something(program: str) -> bool:
 
 
 def _only_uses(program: str, earlier: list[str]) -> bool:
-    """Return whether a program defines nothing and uses what an earlier program defines."""
+    """Return whether a program defines nothing and uses a definition of an earlier program."""
     if program.lstrip().startswith(">>>"):
         return True
     tree = _tree(program)

@@ -1,7 +1,7 @@
-"""Scores the text of a program: whether it parses, and how well it follows common conventions.
+"""Score the text of a program: whether it parses, and how well it follows common conventions.
 
-Nothing is run or imported. Programs are untrusted, so the code of this module takes linear time, limits the length of the text,
-walks trees without recursion, and treats any failure of Python's parser as a program that does not parse.
+No program is run or imported. Programs are untrusted, so the functions of this module take linear time, limit the length of the
+text, traverse trees without recursion, and treat any failure of Python's parser as a program that does not parse.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from kapelle.environments.grading.code.programs import runnable, tree_of
 
 MAX_PROGRAM = 20_000
-"""Maximum number of characters in a program; a longer program scores 0."""
+"""Maximum number of characters in a program. A longer program scores 0."""
 LONGEST_LINE = 99
-"""Maximum number of characters in a line, which is the longest that PEP 8 allows a team to choose."""
+"""Maximum number of characters in a line. The value is the largest line length that PEP 8 allows."""
 
 
 def syntax_score(program: str) -> float:
-    """Return 1 for a program that parses, otherwise the share of its lines before the syntax error."""
+    """Return 1 for a program that parses, otherwise the fraction of its lines that precede the syntax error."""
     if not program.strip() or len(program) > MAX_PROGRAM:
         return 0.0
     try:
@@ -37,19 +37,19 @@ def syntax_score(program: str) -> float:
 
 
 def style_score(program: str) -> float:
-    """Return the mean of `style_parts`; 0 for a program that does not parse."""
+    """Return the mean of the scores of `style_parts`, or 0 for a program that does not parse."""
     parts = style_parts(program)
     return sum(parts.values()) / len(parts) if parts else 0.0
 
 
 def style_parts(program: str) -> Mapping[str, float]:
-    """Return a score in [0, 1] for each convention; empty for a program that is empty or does not parse.
+    """Return a score in [0, 1] for each convention, or an empty mapping for a program that is empty or does not parse.
 
-    `layout`: lines have at most 99 characters, no tabs in their indentation and no trailing spaces. `names`: functions, arguments
-    and variables are in snake_case, classes in CapWords (PEP 8). `docstrings`: every function and class without a leading
-    underscore has one (PEP 257). `imports`: every imported name is used, and none is `*`. `habits`: statements have no bare
-    `except`, no default that is a list or dictionary, no comparison with `None`, `True` or `False` by `==`, no lambda that is
-    assigned to a name, and no second statement on the same line.
+    `layout`: lines have at most 99 characters, no tabs in their indentation and no trailing spaces. `names`: functions,
+    arguments and variables are in snake_case, and classes are in CapWords (PEP 8). `docstrings`: every function and class
+    without a leading underscore has a docstring (PEP 257). `imports`: every imported name is used, and no import uses `*`.
+    `habits`: the program has no bare `except`, no default that is a list or dictionary, no comparison with `None`, `True` or
+    `False` by `==`, no lambda that is assigned to a name, and no second statement on the same line.
     """
     if len(program) > MAX_PROGRAM:
         return {}
@@ -79,7 +79,7 @@ def style_parts(program: str) -> Mapping[str, float]:
 
 
 def _share(things: Sequence[object], good: Callable[..., bool]) -> float:
-    """Return the share of `things` for which `good` returns True; 1 if there are no things."""
+    """Return the fraction of `things` for which `good` returns True, or 1 if `things` is empty."""
     return sum(map(good, things)) / len(things) if things else 1.0
 
 
@@ -89,13 +89,13 @@ def _tidy(line: str) -> bool:
 
 
 _SNAKE = re.compile(r"_*[a-z0-9][a-z0-9_]*|_+|[A-Z][A-Z0-9_]*")
-"""Pattern of variable names; constants are in capitals."""
+"""Regular expression for the names of variables; constants may be in capitals."""
 _FUNCTION = re.compile(r"_*[a-z0-9][a-z0-9_]*|_+")
 _CLASS = re.compile(r"_*[A-Z][A-Za-z0-9]*")
 
 
 def _names(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, re.Pattern[str]]]:
-    """Yield each name that a program defines, with its expected pattern."""
+    """Yield each name that a program defines, with the regular expression that the name should match."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, _FUNCTION
@@ -108,7 +108,7 @@ def _names(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, re.Pattern[str]]]:
 
 
 def _imports(nodes: Sequence[ast.AST]) -> float:
-    """Return the share of imported names that are used."""
+    """Return the fraction of imported names that are used."""
     given = [
         alias.asname or alias.name.partition(".")[0]
         for node in nodes
@@ -120,7 +120,7 @@ def _imports(nodes: Sequence[ast.AST]) -> float:
 
 
 def _habits(nodes: Sequence[ast.AST]) -> float:
-    """Return the share of statements without a bad habit."""
+    """Return the fraction of statements without a bad habit."""
     statements = [node for node in nodes if isinstance(node, ast.stmt)]
     bad: set[int] = set()
     seen: set[int] = set()

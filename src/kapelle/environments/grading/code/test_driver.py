@@ -1,9 +1,9 @@
-"""Runs test programs and the candidate in one process, and writes the outcome of each test.
+"""Run test programs and the candidate in one process and write the outcome of each test.
 
-Nothing here is trusted: the candidate can change everything that the tests use and can write verdicts itself. Each test is a file
-(`test_0.py`, …) that runs after `setup.py` with the names of `solution.py`. Standard input is one line with the instructions:
-`[token, count, modules]`. Each line of standard output is the token and `[test, status, explanation]`. This file uses only the
-standard library, because it is copied into sandboxes unchanged.
+The results of this process are not trusted: the candidate can change everything that the tests use and can write verdicts
+itself. Each test is a file (`test_0.py`, …) that runs after `setup.py` with the names of `solution.py`. Standard input is one
+line with the instructions `[token, count, modules]`. Each line of standard output contains the token and `[test, status,
+explanation]`. This file uses only the standard library, because it is copied into sandboxes unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 
 def imported(program: str) -> set[str]:
-    """Return the modules that a test imports at the top level, except the candidate; these modules must exist."""
+    """Return the modules that a test imports at the top level, except the candidate; these modules must be installed."""
     nodes = ast.parse(program).body
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
@@ -30,7 +30,7 @@ def imported(program: str) -> set[str]:
 
 
 def serve() -> None:
-    """Run the tests that are listed on standard input."""
+    """Run the tests that the line on standard input describes."""
     sys.setrecursionlimit(10_000)
     token, count, modules = json.loads(sys.stdin.readline())
     reports = os.fdopen(os.dup(1), "w")
@@ -59,7 +59,7 @@ def serve() -> None:
 
 
 def _run(name: str, file: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run a program as a module that starts with these names, and return the module's names at the end."""
+    """Run a program as a module with the given initial names, and return the names of the module at the end."""
     # `unittest.main()` looks for its tests in the module `__main__`.
     module = sys.modules[name] = types.ModuleType(name)
     vars(module).update({key: value for key, value in names.items() if not key.startswith("__")})
@@ -82,7 +82,10 @@ def _outcome(file: str, names: dict[str, Any]) -> tuple[str, str]:
 
 
 def _run_what_runners_find(file: str, names: dict[str, Any], found: dict[str, Any]) -> None:
-    """Run the functions and classes that pytest and unittest would run. Raises AssertionError if a test case fails."""
+    """Run the functions and classes that pytest and unittest would run.
+
+    Raises AssertionError if a test case of unittest fails.
+    """
     tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     own = {name: value for name, value in found.items() if value is not names.get(name)}

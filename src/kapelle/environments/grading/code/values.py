@@ -1,7 +1,7 @@
-"""Python values as strict JSON, for messages between a candidate's process and this one.
+"""Encode Python values as strict JSON, for messages between the process of a candidate and the grader.
 
-`null`, booleans, strings, finite floats and integers of at most 18 digits are plain JSON. Any other value is a list that contains
-its kind and its parts:
+`null`, booleans, strings, finite floats and integers of at most 18 digits are plain JSON. Any other value is a list that
+contains its kind and its parts:
 
     ["list", part, ..]  ["tuple", ..]  ["set", ..]  ["frozenset", ..]  ["dict", key, value, ..]  ["counter", ..]  ["deque", ..]
     ["keys", key, ..]  ["values", ..]  ["items", key, value, ..]  ["int", "-0xff"]  ["float", "nan"]  ["complex", 0.0, 1.0]
@@ -9,8 +9,8 @@ its kind and its parts:
     ["date", "2024-02-29"]  ["datetime", ..]  ["time", ..]  ["timedelta", 1, 0, 5]  ["type", "int"]: a built-in type
     ["object", number, nature]: an object that stays in the candidate's process
 
-`decode` returns only built-in types and types of the standard library, so no method of a candidate's class runs where its values
-are compared. This file uses only the standard library, because it is copied into sandboxes unchanged.
+`decode` returns only values of built-in types and of types of the standard library, so no method of a candidate's class runs in
+the process that compares the values. This file uses only the standard library, because it is copied into sandboxes unchanged.
 """
 
 from __future__ import annotations
@@ -25,42 +25,46 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 MAX_TEXT = 16_000_000
-"""Maximum number of characters in one message."""
+"""Maximum number of characters in a message."""
 MAX_PARTS = 1_000_000
-"""Maximum number of parts in one encoded value."""
+"""Maximum number of parts in an encoded value."""
 MAX_DEPTH = 200
-"""Maximum depth of nested lists; Python's parser limits literals to this depth too."""
+"""Maximum depth of nested lists. Python's parser has the same limit for literals."""
 MAX_BITS = 400_000
-"""Maximum number of bits of an integer; arithmetic on longer integers would take seconds."""
+"""Maximum number of bits of an integer. The limit exists because arithmetic on longer integers would take seconds."""
 MAX_COLLIDING = 50
-"""Maximum number of elements with the same hash in a set or dictionary; a candidate could choose such elements to slow it down."""
+"""Maximum number of elements with the same hash in a set or dictionary. A candidate could choose such elements to make lookups
+slow."""
 MAX_EXPONENT = 6000
-"""Maximum absolute exponent of a decimal number."""
+"""Maximum absolute value of the exponent of a decimal number."""
 
 Plain = Any
-"""A value of a built-in type, or of one of the standard library's types listed above."""
+"""A value of a built-in type or of one of the types of the standard library that the module documentation lists."""
 
 
 class ValueFault(Exception):
-    """A message that is not an encoded value, or a value without an encoding."""
+    """Raised for a message that is not an encoded value, and for a value without an encoding."""
 
 
 class NoEncoding(ValueFault):
-    """A value of a class without an encoding."""
+    """Raised for a value of a class without an encoding."""
 
 
 class Stays:
-    """A reference to an object that stays in the candidate's process; it equals no other value here."""
+    """A reference to an object that stays in the candidate's process; the reference equals no other value in the grader."""
 
     __slots__ = ("nature", "number")
 
     def __init__(self, number: int, nature: str = "") -> None:
         self.number, self.nature = number, nature
-        """`iterator`, or the name of the object's class."""
+        """The kind of the object: `iterator`, or the name of its class."""
 
 
 def encode(value: Plain) -> str:
-    """Encode a value. Raises ValueFault for a value that has no encoding or is too large."""
+    """Encode a value as a string.
+
+    Raises ValueFault for a value that has no encoding or is too large.
+    """
     try:
         text = json.dumps(_written(value, [MAX_PARTS], 0), separators=(",", ":"))
     except (RecursionError, ValueError, OverflowError, MemoryError) as error:
@@ -71,10 +75,11 @@ def encode(value: Plain) -> str:
 
 
 def decode(text: str | bytes, *, with_nan: bool = True, resolve: Callable[[int], Any] | None = None) -> Plain:
-    """Decode a value. Raises ValueFault for any text that `encode` would not write.
+    """Decode a value from a string.
 
-    Without `with_nan`, a NaN anywhere in the value raises ValueFault too. `resolve` maps a number to its object. Without `resolve`,
-    an object must be the entire value, because `[object] != [5]` would be true if it were a part.
+    Raises ValueFault for any string that `encode` would not return. If `with_nan` is False, a NaN anywhere in the value also
+    raises ValueFault. `resolve` is a function from the number of an object to the object. Without `resolve`, an object must be
+    the entire value, because a comparison such as `[object] != [5]` would always be true.
     """
     if len(text) > MAX_TEXT:
         raise ValueFault(f"a message of {len(text):,} characters; the most is {MAX_TEXT:,}")
@@ -108,7 +113,7 @@ _SHORT = 10**18
 
 
 def _written(value: Any, left: list[int], depth: int) -> Any:
-    """Return the JSON form of a value; `left` counts the remaining parts."""
+    """Return the JSON form of a value; `left` contains the number of parts that may still be encoded."""
     left[0] -= 1
     if left[0] < 0 or depth > MAX_DEPTH:
         raise ValueFault("a value that is too large, or nested too deeply")

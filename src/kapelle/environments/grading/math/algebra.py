@@ -1,8 +1,8 @@
 r"""Exact arithmetic for answers: quotients of polynomials in letters, π, i and square roots of integers.
 
-Two such values are equal exactly when cross-multiplication gives the same result, because square roots of distinct squarefree
-integers are linearly independent over the rationals, and a letter may stand for any value. Sizes are checked before the
-arithmetic is done, so a value that is too large raises `TooLarge` at once.
+Two quotients are equal exactly if cross-multiplication gives the same polynomial on both sides, because square roots of
+distinct squarefree integers are linearly independent over the rationals, and a letter may have any value. Sizes are checked
+before each operation, so a value that is too large immediately raises `TooLarge`.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from decimal import Context, Decimal
 from fractions import Fraction
 
 MAX_TERMS = 120
-"""Maximum number of terms of one polynomial."""
+"""Maximum number of terms of a polynomial."""
 MAX_BITS = 1024
-"""Maximum number of bits of one numerator or denominator."""
+"""Maximum number of bits of a numerator or denominator."""
 MAX_DEGREE = 64
 MAX_RADICAND = 10**8
-"""Largest integer under a root."""
+"""Maximum integer under a square root."""
 
 Letters = tuple[tuple[str, int], ...]
-"""Letters with their powers, sorted: x²y is (("x", 2), ("y", 1))."""
+"""Letters with their exponents, sorted by name; for example, x²y is (("x", 2), ("y", 1))."""
 Monomial = tuple[int, int, Letters]
-"""A squarefree radicand (1: no root), the power of i (0 or 1), and the letters."""
+"""A monomial: a squarefree radicand (1 if there is no root), the power of i (0 or 1), and the letters."""
 Polynomial = Mapping[Monomial, Fraction]
-"""A mapping from monomials to nonzero coefficients; the empty mapping is 0."""
+"""A polynomial as a mapping from monomials to nonzero coefficients. An empty mapping is the polynomial 0."""
 
 
 class TooLarge(Exception):
-    """A value above the size limits."""
+    """Raised for a value above the size limits."""
 
 
 class Undefined(Exception):
-    """A division by zero."""
+    """Raised for a division by zero or another undefined operation."""
 
 
 ONE: Polynomial = {(1, 0, ()): Fraction(1)}
@@ -42,17 +42,23 @@ ONE: Polynomial = {(1, 0, ()): Fraction(1)}
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """One value: `top` divided by `bottom`, which is not 0."""
+    """The value of the polynomial `top` divided by the polynomial `bottom`, which is not 0."""
 
     top: Polynomial
     bottom: Polynomial
 
     def same(self, other: Quotient) -> bool:
-        """Return whether both values are the same. Raises TooLarge if the comparison is too expensive."""
+        """Return whether two quotients have the same value.
+
+        Raises TooLarge if the comparison is too expensive.
+        """
         return _times(self.top, other.bottom) == _times(other.top, self.bottom)
 
     def proportional(self, other: Quotient) -> bool:
-        """Return whether one is a nonzero rational multiple of the other, so that the equations `… = 0` are equivalent."""
+        """Return whether one quotient is a nonzero rational multiple of the other.
+
+        The equations that set two such quotients to 0 are equivalent.
+        """
         one, two = _times(self.top, other.bottom), _times(other.top, self.bottom)
         if one.keys() != two.keys():
             return False
@@ -60,24 +66,24 @@ class Quotient:
 
     @property
     def rational(self) -> Fraction | None:
-        """The value as a fraction; None if it is not a fraction."""
+        """The value of the quotient as a fraction, or None if the value is not a rational number."""
         top, bottom = _constant(self.top), _constant(self.bottom)
         return None if top is None or bottom is None else top / bottom
 
 
 def number(value: Fraction) -> Quotient:
-    """Return a rational number as a value."""
+    """Return a rational number as a quotient."""
     return Quotient(_bounded({(1, 0, ()): value}), ONE)
 
 
 def letter(name: str) -> Quotient:
-    """Return a letter as a value; `i` is the imaginary unit."""
+    """Return a letter as a quotient; the letter `i` is the imaginary unit."""
     monomial: Monomial = (1, 1, ()) if name == "i" else (1, 0, ((name, 1),))
     return Quotient({monomial: Fraction(1)}, ONE)
 
 
 def add(one: Quotient, other: Quotient) -> Quotient:
-    """Return the sum."""
+    """Return the sum of two values."""
     top, more, bottom = one.top, other.top, one.bottom
     if one.bottom != other.bottom:
         top, more = _times(one.top, other.bottom), _times(other.top, one.bottom)
@@ -94,12 +100,12 @@ def negate(value: Quotient) -> Quotient:
 
 
 def multiply(one: Quotient, other: Quotient) -> Quotient:
-    """Return the product."""
+    """Return the product of two values."""
     return Quotient(_times(one.top, other.top), _times(one.bottom, other.bottom))
 
 
 def divide(one: Quotient, other: Quotient) -> Quotient:
-    """Return the quotient; raise Undefined for a division by zero."""
+    """Return the quotient of two values; raise Undefined for a division by zero."""
     if not other.top:
         raise Undefined
     if other.rational is not None:
@@ -108,9 +114,10 @@ def divide(one: Quotient, other: Quotient) -> Quotient:
 
 
 def written_terms(value: Quotient) -> set[object]:
-    """Return the terms of one summand. If two summands share a term, their sum is not finished.
+    """Return the terms of a summand.
 
-    A sum with letters, which is written in brackets, has no terms: `3(x + 2)^2 - 2` is finished.
+    If two summands share a term, their sum can be simplified and is therefore unfinished. A bracketed sum with letters has no
+    terms, so `3(x + 2)^2 - 2` is finished.
     """
     constant = kind(value)
     if not constant and len(value.top) > 1:
@@ -122,7 +129,10 @@ def written_terms(value: Quotient) -> set[object]:
 
 
 def kind(value: Quotient) -> str:
-    """Return the kind of a constant: `rational`, `i`, or `root` (also for a sum with roots); empty for a value with letters or π."""
+    """Return the kind of a constant: `rational`, `i` (imaginary) or `root`, or an empty string if the value has letters or π.
+
+    A sum that contains roots also has the kind `root`.
+    """
     if any(letters for terms in (value.top, value.bottom) for _, _, letters in terms):
         return ""
     if value.rational is not None:
@@ -131,7 +141,10 @@ def kind(value: Quotient) -> str:
 
 
 def power(base: Quotient, exponent: int) -> Quotient:
-    """Return an integer power; raise Undefined for 0 to the power 0 and for 0 to a negative power."""
+    """Return an integer power of a value.
+
+    Raises Undefined for 0 to the power 0 and for 0 to a negative power.
+    """
     if exponent < 0 or (exponent == 0 and not base.top):
         if not base.top:
             raise Undefined
@@ -171,12 +184,15 @@ def square_root(value: Fraction) -> Quotient:
 
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 PRECISION = Context(prec=120)
-"""Precision of decimal calculations."""
+"""The precision of calculations with decimal numbers (120 digits)."""
 _LARGEST = 10**40
 
 
 def decimal(value: Quotient) -> Decimal | None:
-    """Return a value as a decimal number with 60 digits; None if it is imaginary, has letters or is huge."""
+    """Return a value as a decimal number with about 60 correct digits.
+
+    Returns None if the value is imaginary, contains letters or is too large.
+    """
     parts = [_decimal(terms) for terms in (value.top, value.bottom)]
     if None in parts or not parts[1]:
         return None

@@ -1,6 +1,6 @@
-"""Parses mathematical answers: numbers, expressions, lists, sets, intervals, points, matrices and words.
+"""Parse mathematical answers: numbers, expressions, lists, sets, intervals, points, matrices and words.
 
-`read_answer` parses a text and never executes it as code; `sameness.py` compares two parsed answers.
+`read_answer` parses a string and never executes it as code. `sameness.py` compares two parsed answers.
 """
 
 from __future__ import annotations
@@ -49,45 +49,46 @@ from kapelle.environments.grading.math.numeric import (
 
 @dataclass(frozen=True, slots=True)
 class WordAnswer:
-    """A name or a sentence; it is in lower case if it is longer than one letter."""
+    """An answer that is a name or a sentence, in lower case if it has more than one letter."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Infinity:
-    """The infinite end of an interval."""
+    """The end of an interval at infinity."""
 
     positive: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Based:
-    """Digits followed by their base: `1012_3`."""
+    """An integer in another base, written as digits and a base: `1012_3`."""
 
     digits: str
-    """The digits with their sign and without leading zeros."""
+    """The digits of the integer, with its sign and without leading zeros."""
     base: int
 
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """An equation, stored as the difference of its sides, which is 0."""
+    """An equation, stored as the difference of its sides; the equation states that this difference is 0."""
 
     difference: Quotient
     left: Quotient | None = field(default=None, compare=False)
-    """The left side. The right side is the left side minus the difference."""
+    """The left side of the equation. The right side is `left` minus `difference`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """A collection of values of one of these kinds.
+    """A collection of values of one of the following kinds.
 
-    `list`: values with repetitions, in any order. `set`: values without repetitions, in any order.
-    `vector`: values in this order. `()`, `(]`, `[)`, `[]`: a point or an interval, in this order. `union`: intervals, in any order.
-    `ratio`: three or more values in this order, up to a factor. `mod`: the least nonnegative residue, and the modulus.
-    `named`: values such as `x = 1, y = 2`, in the order of the answer's names.
-    `row`: the values of a matrix row; `matrix`: the rows of a matrix; both in this order.
+    A `list` has values in any order and may contain repetitions. A `set` has values in any order without repetitions. A
+    `vector` has values in a fixed order. The kinds `()`, `(]`, `[)` and `[]` are points or intervals, whose values have a fixed
+    order. A `union` has intervals in any order. A `ratio` has three or more values in a fixed order and is defined up to a
+    common factor. A `mod` is a pair of the least nonnegative residue and the modulus. A `named` collection has values with
+    names, such as `x = 1, y = 2`, in the order of the names of the answer. A `row` is one row of a matrix, and a `matrix` is a
+    sequence of rows; both have a fixed order.
     """
 
     kind: str
@@ -99,19 +100,19 @@ Value = Quotient | WordAnswer | Infinity | Based | Equation | Several
 
 @dataclass(frozen=True, slots=True)
 class MathAnswer:
-    """One parsed answer."""
+    """A parsed mathematical answer."""
 
     value: Value
     name: str
-    """The name before the equals sign: `x` for `x = 5`, `x,y` for `x = 1, y = 2`; empty if there is none."""
+    """The name before the equals sign, such as `x` in `x = 5` or `x,y` in `x = 1, y = 2`; empty if the answer has no name."""
     unit: str
-    """The unit in lower case; empty if there is none."""
+    """The normal name of the unit; empty if the answer has no unit."""
     letters: frozenset[str]
-    """The letters in the text of the value, including letters that cancel."""
+    """The letters that occur in the written value, including letters that cancel."""
     plain: str = ""
-    """The text if it consists of letters only: `odd` may be a word or a product."""
+    """The written value if it consists only of letters, such as `odd`, which may be a word or a product; otherwise empty."""
     unfinished: bool = False
-    """Whether something still has to be calculated, as in `3 + 4`. False for an equation with unknowns."""
+    """Whether part of the answer still has to be calculated, as in `3 + 4`. False for an equation with unknowns."""
 
 
 # -------- Inequalities become intervals, and chains of equal values become one value
@@ -120,7 +121,8 @@ class MathAnswer:
 # no value. This part does not read inequalities in several unknowns.
 
 Read = Callable[[str], Quotient]
-"""A function that parses one expression. Raises Unreadable and Unfamiliar."""
+"""A function that parses one expression. The function raises Unreadable if the expression must not be accepted, and Unfamiliar
+if it cannot be parsed."""
 
 _LESS, _GREATER = r"<|\\lt(?![A-Za-z])", r">|\\gt(?![A-Za-z])"
 _UNEQUAL = re.compile(r"\\neq?(?![A-Za-z])|!=|\\not\s*=")
@@ -137,12 +139,15 @@ MAX_DIGITS = 50
 
 
 def has_relation(body: str) -> bool:
-    """Return whether a text contains an inequality."""
+    """Return whether a string contains an inequality."""
     return _RELATION.search(body) is not None
 
 
 def read_bounds(body: str, read: Read) -> tuple[str, Value]:
-    """Return the variable that an inequality bounds, and the variable's intervals. Raises Unreadable and Unfamiliar."""
+    """Return the variable that an inequality bounds, and the intervals of this variable.
+
+    Raises Unreadable if the inequality must not be accepted, and Unfamiliar if it cannot be parsed.
+    """
     parts, marks = split_marked(body, _RELATION)
     if any(_UNEQUAL.fullmatch(mark) for mark in marks):
         # `x \ne 5` stands for all numbers except 5.
@@ -189,7 +194,10 @@ def read_bounds(body: str, read: Read) -> tuple[str, Value]:
 
 
 def both(bounds: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
-    r"""Return the interval that two bounds of one name describe: `x \ge 0` and `x < 2`. Raises Unfamiliar for anything else."""
+    r"""Return a variable and the interval given by two bounds on this variable, such as `x \ge 0` and `x < 2`.
+
+    Raises Unfamiliar for any other bounds.
+    """
     names = {name for name, _ in bounds}
     intervals = [value for _, value in bounds if isinstance(value, Several) and len(value.kind) == 2]
     low = [each for each in intervals if isinstance(each.items[1], Infinity)]
@@ -203,7 +211,10 @@ def both(bounds: Sequence[tuple[str, Value]]) -> tuple[str, Value]:
 
 
 def without(values: Sequence[Quotient]) -> Several:
-    """Return all real numbers except `values`. Raises Unfamiliar for letters."""
+    """Return the set of all real numbers except the given values.
+
+    Raises Unfamiliar if several values are given and one of them contains letters.
+    """
     placed = {}
     for value in values:
         exact = algebra.decimal(value)
@@ -230,7 +241,7 @@ def _moved(value: Several, by: Quotient) -> Several:
 
 
 End = Quotient | None
-"""One end of an interval; None if the interval is unbounded on this side."""
+"""One end of an interval, or None if the interval is unbounded on this side."""
 
 
 def _end(text: str | None, read: Read, name: str) -> End:
@@ -257,7 +268,10 @@ _OPERATION = re.compile(r"(?<=[0-9A-Za-z)}])\s*(?:[-+*/^(]|\\(?:cdot|times|div)\
 
 
 def shortens(text: str, value: Quotient) -> bool:
-    """Return whether a decimal number is a value rounded or truncated to the number's digits; False if the value is not real."""
+    """Return whether a decimal number is the given value, rounded or truncated to the digits of the decimal number.
+
+    Returns False if the value is not a real number.
+    """
     exact = algebra.decimal(value)
     if exact is None or len(text) > MAX_DIGITS or not _DECIMAL.fullmatch(text):
         return False
@@ -269,7 +283,7 @@ def shortens(text: str, value: Quotient) -> bool:
 
 
 MAX_ITEMS = 32
-"""Maximum number of items of one list; items are matched pair by pair."""
+"""Maximum number of items of a list. The limit exists because items are compared in pairs."""
 
 _AMOUNT = re.compile(
     r"([-+]?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+|/[1-9][0-9]*)?)\s*([A-Za-z]+(?: [A-Za-z]+){0,2}?)(?:\s*[,;])?(?:\s+and(?![A-Za-z]))?(?:\s+|$)(?=[-+0-9]|$)"
@@ -278,7 +292,10 @@ _IN_TEXT = re.compile(r"\\(?:text|mathrm)\{([^{}]*)\}")
 
 
 def _amounts(body: str) -> MathAnswer | None:
-    """Return the sum of amounts such as `5 feet 3 inches`, or several named amounts such as `3 red, 4 blue`."""
+    """Return the sum of amounts such as `5 feet 3 inches`, or several named amounts such as `3 red, 4 blue`.
+
+    Returns None if the string does not consist of at least two amounts.
+    """
     plain = _IN_TEXT.sub(r" \1 ", body).strip()
     found = list(_AMOUNT.finditer(plain))
     if len(found) < 2 or "".join(each[0] for each in found) != plain:
@@ -298,7 +315,10 @@ def _amounts(body: str) -> MathAnswer | None:
 
 
 def read_answer(text: str) -> MathAnswer:
-    """Parse a text as an answer. Raises Unreadable if it must not count as an answer, Unfamiliar if this parser cannot read it."""
+    """Parse a string as an answer.
+
+    Raises Unreadable if the string must not be accepted as an answer, and Unfamiliar if this parser cannot read it.
+    """
     body = opened(text)
     amounts = _amounts(body)
     if amounts is not None:
@@ -318,7 +338,10 @@ def read_answer(text: str) -> MathAnswer:
 
 
 def in_figures(words: str) -> str:
-    """Return words that begin with a number in digits: `21 days` for `twenty-one days`. Empty for other words."""
+    """Convert a number in words at the start of a phrase to digits, such as `21 days` for `twenty-one days`.
+
+    A unit after the number is returned as a LaTeX text command. Returns an empty string for other words.
+    """
     first, *others = words.replace("-", " ").split(" ")
     if first == "half" and not others:
         return "1/2"
@@ -345,17 +368,17 @@ PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4} | {
     word: number
     for number, word in enumerate(["fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], 4)
 }
-"""Words for fractional parts (`thirds`), and the number of such parts in a whole."""
+"""Mapping from words for fractional parts, such as `third`, to the number of these parts in a whole."""
 
 
 class _Reading:
-    """The parser for one answer; it records the notation that it has found."""
+    """A parser for one answer that records the notation of this answer."""
 
     def __init__(self) -> None:
         self.seen = Seen()
 
     def answer(self, body: str) -> MathAnswer:
-        """Parse an entire answer: bounds joined by `or`, groups separated by `;`, or one list."""
+        """Parse an entire answer: bounds joined by `or`, groups separated by `;`, or a single list."""
         sides, bounds = split_word(body, "or"), list[tuple[str, Value]]()
         for side in sides:
             if has_relation(side):
@@ -392,7 +415,7 @@ class _Reading:
         return MathAnswer(value, name, unit, frozenset(self.seen.letters), plain, unfinished)
 
     def _listed(self, body: str) -> MathAnswer:
-        """Parse values separated by commas, one value, or an equation."""
+        """Parse values separated by commas, a single value, or an equation."""
         # A number itself may contain commas: `1,234`.
         one = part_of(body)
         whole = parse_number(one.body)
@@ -438,7 +461,10 @@ class _Reading:
         return self._gathered(parts, values)
 
     def _gathered(self, parts: Sequence[AnswerPart], values: Sequence[tuple[Value, ...]]) -> MathAnswer:
-        """Return values as one answer: in `x = 1, 2` all share a name, `x_1 = 1, x_2 = 2` is a list, `x = 1, y = 2` is a solution."""
+        """Return several values as one answer, depending on their names.
+
+        In `x = 1, 2`, all values share a name. `x_1 = 1, x_2 = 2` is a list, and `x = 1, y = 2` is a single solution.
+        """
         items = tuple(value for several in values for value in several)
         # Either all values have the same unit, or only the last value has a unit.
         units, unit, names = {part.unit for part in parts}, parts[-1].unit, [part.name for part in parts]
@@ -457,11 +483,11 @@ class _Reading:
         return self._made(",".join(names), Several("named", items), unit)
 
     def _chained(self, part: AnswerPart) -> AnswerPart:
-        """Return a part whose value is written several times, such as `x = 5 + 6 = 11`, with only its last exact side.
+        """Reduce a chain of equal values, such as `x = 5 + 6 = 11`, to its last exact side, and return the part with this value.
 
-        Raises NotAnAnswer if the part contradicts itself: its numbers differ and no side is a calculation (if a side is a
-        calculation, the last side counts, even after incorrect steps), or the number after a `≈` is not the rounded or truncated
-        value of what comes before it.
+        Raises NotAnAnswer if the chain contradicts itself: its numbers differ and no side is a calculation, or the number after
+        a `≈` is not the rounded or truncated value before the `≈`. If a side is a calculation, the last side counts, even after
+        incorrect steps.
         """
         if not _ABOUT.search(part.body):
             return part
@@ -483,7 +509,7 @@ class _Reading:
         return AnswerPart(sides[place], part.name, part.unit)
 
     def _worked_out(self, sides: list[str]) -> Quotient | None:
-        """Return the common number of all sides; None if the equation has unknowns, is false or is trivial."""
+        """Return the common number of all sides of an equation, or None if the equation has unknowns, is false or is trivial."""
         ratios = ["/" in side or "frac" in side for side in sides]
         if all(parse_number(side) is not None for side in sides) and len(set(ratios)) == 1:
             return None  # `5 = 5` carries no information
@@ -493,7 +519,7 @@ class _Reading:
         return values[0] if same and not self.seen.letters else None
 
     def _apart(self, sides: Sequence[str]) -> tuple[list[Quotient], list[bool]]:
-        """Return the value of each side, and whether something in it still has to be calculated."""
+        """Return the value of each side of an equation, and whether each side still has to be calculated."""
         values, unfinished = list[Quotient](), list[bool]()
         for side in sides:
             self.seen.unfinished = False
@@ -514,7 +540,7 @@ class _Reading:
         return tuple(value for part in parts for value in self._item(part.strip()))
 
     def _item(self, text: str, *, among_others: bool = True) -> Sequence[Value]:
-        """Parse the text between two commas as the first kind that fits; an expression with `±` has two values."""
+        """Parse the string between two commas as the first kind of value that fits; an expression with `±` has two values."""
         if not text:
             raise Unreadable("A value is missing between commas.")
         if among_others and text.isalpha() and text.isascii() and is_word(text):
@@ -561,7 +587,7 @@ class _Reading:
 
 _POINT = re.compile(r"\(\s*([A-Za-z](?:\s*,\s*[A-Za-z])+)\s*\)\s*=(?!=)\s*")
 _CALLED = re.compile(r"([A-Z])\s*(\((?:[^()]|\([^()]*\))*\))")
-"""A point after its name: `P(3, 4)`."""
+"""Regular expression for a point after its name: `P(3, 4)`."""
 _MATRIX = re.compile(r"\\begin\{([pb]?)matrix\}((?:(?!\\begin).)*)\\end\{\1matrix\}", re.DOTALL)
 _NAMED_RATIO = re.compile(r"([A-Za-z](?:\s*:\s*[A-Za-z]){2,7})\s*=\s*([^=]{5,200})")
 _MODULO = re.compile(
@@ -586,12 +612,12 @@ _SAID: dict[str, Value] = {
     **dict.fromkeys([*_EVERY, "the set of all real numbers", "set of all real numbers"], REALS),
     **dict.fromkeys(_NOTHING, Several("set", ())),
 }
-"""Values that are written in words."""
+"""Mapping from phrases to the values that they denote."""
 _SIGNS: dict[str, Value] = {
     **dict.fromkeys(("\\emptyset", "\\varnothing"), Several("set", ())),
     "\\mathbb{R}": REALS,
 }
-"""Values that are written as one symbol."""
+"""Mapping from single symbols to the values that they denote."""
 
 
 def _listing(items: tuple[Value, ...]) -> Value:

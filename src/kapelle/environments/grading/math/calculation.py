@@ -1,8 +1,8 @@
-"""Small arithmetic expressions, which are parsed, evaluated exactly and written in a normal form.
+"""Parse small arithmetic expressions, evaluate them exactly and write them in a normal form.
 
-The parser never executes code, and the length of a text limits the work: without powers, a value cannot be longer than its text;
-with powers, the size of a value is known before it is computed. Values are fractions. They are exact, except for irrational
-roots.
+The parser never executes code. The length of an expression limits the work: without powers, a value cannot have more digits
+than its expression has characters; with powers, the size of a value is checked before the value is computed. Values are
+fractions. Values are exact, except for irrational roots.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Literal
 
 MAX_CHARACTERS = 120
 MAX_BITS = 4096
-"""Maximum number of bits of the numerator and of the denominator of intermediate values (1,233 digits)."""
+"""Maximum number of bits of the numerator and of the denominator of an intermediate value (1,233 digits)."""
 MAX_ROOT = 64
-"""Largest degree of a root that is searched among fractions."""
+"""Maximum degree of a root that is computed exactly if the root is a fraction."""
 DIGITS = 50
-"""Number of digits of intermediate values that are not fractions."""
+"""Number of digits of intermediate values that are not exact."""
 SHOWN = 12
-"""Number of digits of a displayed value."""
+"""Number of digits of a value that is displayed in rounded form."""
 LONG = 400
-"""Maximum number of characters of a fraction that is shown in full."""
+"""Maximum number of characters of a fraction that is displayed in full."""
 
 Operator = Literal["+", "-", "*", "/", "//", "**"]
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number."""
+    """A number in an expression."""
 
     number: Fraction
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation on two operands; `//` rounds the quotient down."""
+    """An operation on two operands; the operator `//` rounds the quotient down."""
 
     operator: Operator
     left: Expression
@@ -59,7 +59,7 @@ _POWERS: Mapping[str, Sequence[str | Fraction]] = {
     "sqrt": ["√"],
     "cbrt": ["∛"],
 }
-"""A mapping from spellings to tokens."""
+"""Mapping from the spellings of powers and roots to tokens."""
 _ROOTS = {"√": 2, "∛": 3}
 _SPELLINGS = str.maketrans({"×": "*", "÷": "/", "−": "-", "$": None, ",": None})
 _OPERATORS: Mapping[str, Operator] = {"+": "+", "-": "-", "*": "*", "/": "/", "//": "//"}
@@ -67,14 +67,14 @@ _STRENGTH: Mapping[Operator, int] = {"+": 1, "-": 1, "*": 2, "/": 2, "//": 2, "*
 
 
 class NoValueError(ValueError):
-    """The reason why an expression has no value; the message completes a sentence about the expression."""
+    """Raised for an expression that has no value; the message completes a sentence whose subject is the expression."""
 
 
 def parse_expression(text: str, *, powers: bool = False) -> Expression | None:
-    """Parse a text as an expression; return None if it is not an expression.
+    """Parse a string as an expression; return None if it is not an expression.
 
-    Dollar signs and thousands separators are dropped, and `20%` is 0.2. With `powers`, `2**10`, `2^10`, `5²`, `sqrt(2)`, `√2` and
-    `cbrt(27)` are accepted too. Powers are evaluated from right to left, and before a sign (`-2^2` is -4).
+    Dollar signs and thousands separators are removed, and `20%` is 0.2. With `powers`, `2**10`, `2^10`, `5²`, `sqrt(2)`, `√2`
+    and `cbrt(27)` are also accepted. Powers are evaluated from right to left and before a sign (`-2^2` is -4).
     """
     if len(text) > MAX_CHARACTERS:
         return None
@@ -98,7 +98,10 @@ def parse_expression(text: str, *, powers: bool = False) -> Expression | None:
 
 
 def _operations(tokens: Sequence[str | Fraction], place: int, weakest: int) -> tuple[Expression, int] | None:
-    """Parse the operations from `place` that bind at least as strongly as `weakest`; return them and the place after them."""
+    """Parse the operations from index `place` that bind at least as strongly as `weakest`.
+
+    Returns the parsed operations and the index after them, or None if they cannot be parsed.
+    """
     parsed = _operand(tokens, place)
     while parsed is not None:
         left, place = parsed
@@ -111,7 +114,7 @@ def _operations(tokens: Sequence[str | Fraction], place: int, weakest: int) -> t
 
 
 def _operand(tokens: Sequence[str | Fraction], place: int) -> tuple[Expression, int] | None:
-    """Parse a number, a bracketed expression or a root, with its sign and the power to which it is raised."""
+    """Parse a number, a bracketed expression or a root, with its sign and its exponent."""
     if place >= len(tokens):
         return None
     here = tokens[place]
@@ -150,7 +153,7 @@ def _unsigned(tokens: Sequence[str | Fraction], place: int) -> tuple[Expression,
 
 
 def work_out(expression: Expression) -> Fraction | None:
-    """Return the exact value of an expression; None if it divides by zero or contains a power without an exact value."""
+    """Return the exact value of an expression, or None if it divides by zero or contains a power without an exact value."""
     try:
         value, exact = value_of(expression)
     except NoValueError:
@@ -159,9 +162,10 @@ def work_out(expression: Expression) -> Fraction | None:
 
 
 def value_of(expression: Expression) -> tuple[Fraction, bool]:
-    """Return the value of an expression and whether it is exact; an inexact value has `DIGITS` or slightly fewer correct digits.
+    """Return the value of an expression and whether the value is exact.
 
-    Raises NoValueError if the expression divides by zero, is not a real number, or exceeds the limit `MAX_BITS`.
+    An inexact value has `DIGITS` correct digits or slightly fewer. Raises NoValueError if the expression divides by zero, has
+    no real value, or exceeds the limit `MAX_BITS`.
     """
     if isinstance(expression, Value):
         return expression.number, True
@@ -190,7 +194,7 @@ _CONTEXT = Context(
 
 
 def apply(operator: Operator, left: Fraction, right: Fraction) -> Fraction | None:
-    """Return the result of one operation; None for a division by zero or a power without an exact value."""
+    """Return the result of an operation, or None for a division by zero or a power without an exact value."""
     if operator == "**":
         return work_out(Operation(operator, Value(left), Value(right)))
     if operator == "+":
@@ -205,7 +209,10 @@ def apply(operator: Operator, left: Fraction, right: Fraction) -> Fraction | Non
 
 
 def _power(base: Fraction, exponent: Fraction) -> tuple[Fraction, bool]:
-    """Return a power and whether it is exact. It is exact if it is a fraction that is not too long. Roots are real."""
+    """Return a power and whether the result is exact.
+
+    The result is exact if it is a fraction within the size limit. Roots are always real.
+    """
     root, times = exponent.denominator, exponent.numerator
     if base == 0 and times < 0:
         raise NoValueError("divides by zero")
@@ -230,13 +237,13 @@ def _power(base: Fraction, exponent: Fraction) -> tuple[Fraction, bool]:
 
 
 def _root(number: Fraction, degree: int) -> Fraction | None:
-    """Return the root of a positive fraction if the root is a fraction, otherwise None."""
+    """Return the root of a positive fraction if this root is also a fraction, otherwise None."""
     above, below = _whole_root(number.numerator, degree), _whole_root(number.denominator, degree)
     return Fraction(above, below) if above and below else None
 
 
 def _whole_root(number: int, degree: int) -> int | None:
-    """Return the integer root of a positive integer, found by bisection; None if it does not exist."""
+    """Return the integer root of a positive integer, found by bisection, or None if the root is not an integer."""
     low, high = 1, 1 << -(-number.bit_length() // degree)
     while low <= high:
         middle = (low + high) // 2
@@ -259,7 +266,10 @@ def _rounded(number: Fraction) -> Fraction:
 
 
 def shown(value: Fraction, *, exact: bool) -> str:
-    """Return a value as a finite decimal or a fraction; an inexact or very long value is shown with `SHOWN` digits."""
+    """Return a value as a string: a finite decimal number or a fraction.
+
+    An inexact value or a very long fraction is rounded to `SHOWN` digits.
+    """
     text = (decimal(value) or str(value)) if exact else ""
     if text and (len(text) <= LONG or value.denominator == 1):
         return text
@@ -268,7 +278,7 @@ def shown(value: Fraction, *, exact: bool) -> str:
 
 
 def write(expression: Expression) -> str | None:
-    """Return an expression in its normal form; None if one of its numbers has no finite decimal form."""
+    """Return an expression as a string in normal form, or None if one of its numbers has no finite decimal form."""
     if isinstance(expression, Value):
         return decimal(expression.number)
     left, right = write(expression.left), write(expression.right)
@@ -290,7 +300,7 @@ def _strength(expression: Expression) -> int:
 
 
 def decimal(number: Fraction) -> str | None:
-    """Return a number as its shortest decimal (`0.5`, `-9`); None if it has infinitely many digits."""
+    """Return a number as its shortest decimal string (`0.5`, `-9`), or None if it has infinitely many digits."""
     rest, places = number.denominator, 0
     for factor in (2, 5):
         count = 0

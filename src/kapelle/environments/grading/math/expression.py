@@ -1,4 +1,4 @@
-r"""Parses one mathematical expression, in LaTeX or plain text, into exact algebra; nothing else is evaluated.
+r"""Parse a mathematical expression in LaTeX or plain notation into exact algebra; no code is evaluated.
 
     sum     := ['+' | '-'] product (('+' | '-' | '\pm') product)*
     product := factor (['*' | '/'] factor)*
@@ -26,15 +26,15 @@ MAX_BINOMIAL = 200
 
 
 class Unreadable(Exception):
-    """A text that is ambiguous, too large or undefined: no grader may read it as an answer."""
+    """Raised for a string that is ambiguous, too large or undefined; no grader may accept such a string as an answer."""
 
 
 class NotAnAnswer(Unreadable):
-    """A text that has no value, even as a gold answer: it is empty or contradicts itself."""
+    """Raised for a string that has no value, even as a gold answer, because it is empty or contradicts itself."""
 
 
 class Unfamiliar(Exception):
-    """A text that this reader cannot parse; math-verify may be able to."""
+    """Raised for a string that the exact parser cannot read but that math-verify may be able to read."""
 
 
 _GREEK = (
@@ -63,7 +63,10 @@ _STARTS = frozenset({"(", "{", "\\frac", "\\binom", "\\sqrt", "\\pi"})
 
 
 def tokens(text: str) -> list[str]:
-    """Return the tokens of an expression. Raises Unreadable if there are too many, Unfamiliar if one is unknown."""
+    """Return the tokens of an expression.
+
+    Raises Unreadable if there are too many tokens and Unfamiliar if a token is unknown.
+    """
     found: list[str] = []
     for match in _TOKEN.finditer(text):
         token = match[0]
@@ -88,17 +91,18 @@ def tokens(text: str) -> list[str]:
 
 @dataclass(slots=True)
 class Seen:
-    """The notation that was found in expressions."""
+    """The notation that the parser has found in expressions."""
 
     letters: set[str] = field(default_factory=set)
     unfinished: bool = False
-    """Whether something still has to be calculated: `3 + 4`, `2^{10}`, `5!`, `168/2`, `2x + 3x`."""
+    """Whether part of an expression still has to be calculated, as in `3 + 4`, `2^{10}`, `5!`, `168/2` and `2x + 3x`."""
 
 
 def read_expression(text: str, seen: Seen) -> list[Quotient]:
-    r"""Return the values of an expression: one value, or two if it contains one `\pm`. Records its notation in `seen`.
+    r"""Return the values of an expression: one value, or two values if the expression contains one `\pm`.
 
-    Raises Unreadable and Unfamiliar.
+    The notation of the expression is recorded in `seen`. Raises Unreadable if the expression is ambiguous, too large or
+    undefined, and Unfamiliar if it cannot be parsed.
     """
     parts = tokens(text)
     if parts.count("\\pm") > 1:
@@ -113,7 +117,7 @@ def read_expression(text: str, seen: Seen) -> list[Quotient]:
 
 
 class _Reader:
-    """Recursive descent over tokens, bounded in depth."""
+    """A recursive descent parser for a sequence of tokens, with a limit on the depth of nesting."""
 
     def __init__(self, parts: Sequence[str], seen: Seen) -> None:
         self._parts = parts
@@ -198,7 +202,10 @@ class _Reader:
             value = algebra.multiply(value, factor)
 
     def _ratio(self, top: Quotient, bottom: Quotient) -> Quotient:
-        """Return a quotient. `1/2` is a finished fraction; `6/2` and similar quotients still have to be calculated."""
+        """Return a quotient and record whether it is unfinished.
+
+        A fraction such as `1/2` is finished, but a quotient such as `6/2` still has to be calculated.
+        """
         value = algebra.divide(top, bottom)
         above, below = top.rational, bottom.rational
         if above is not None and below is not None and below != 1:
@@ -208,7 +215,10 @@ class _Reader:
         return value
 
     def _mixed(self) -> Quotient | None:
-        r"""Return a mixed number such as `2\frac{1}{3}`. Raises Unreadable for a text that only looks like a mixed number."""
+        r"""Return a mixed number such as `2\frac{1}{3}`, or None if the next tokens do not have this form.
+
+        Raises Unreadable for an expression that may be a mixed number or a product.
+        """
         if not (self._next().isdigit() and self._parts[self._place + 1 : self._place + 2] == ["\\frac"]):
             return None
         place = self._place
@@ -341,7 +351,7 @@ _INCOMPLETE = frozenset({"", ")", "}", "]", "*", "/", "^", "_", "+", "-"})
 
 
 MAX_EXPONENT = 10**5
-"""Largest exponent of a power that is too large to calculate and is treated like a letter, which equals only itself."""
+"""Maximum exponent of a power that is too large to calculate. Such a power is treated like a letter and equals only itself."""
 
 
 def _raised(value: Quotient, exponent: Quotient, letters: set[str]) -> Quotient:

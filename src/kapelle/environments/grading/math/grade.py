@@ -1,9 +1,9 @@
-r"""Grades mathematical answers: first with our own exact reader, then with math-verify in a process that can be killed.
+r"""Grade mathematical answers with an exact parser, and with math-verify where this parser is not sufficient.
 
-Our reader compares numbers, polynomials and their quotients, square roots, lists, sets, intervals, points, matrices,
-equations and words by exact algebra. Answers in other notation (`\sin x`, cube roots) go to math-verify, whose comparison
-is less strict. An answer is therefore sent to math-verify only if no letter, word or command in it could deceive the
-comparison (`why_not_comparable`).
+The exact parser handles numbers, polynomials and their quotients, square roots, lists, sets, intervals, points, matrices,
+equations and words, and compares them by exact algebra. Answers in other notation (`\sin x`, cube roots) are compared by
+math-verify in a process that can be killed. The comparison of math-verify is less strict. An answer is therefore sent to
+math-verify only if no letter, word or command in the answer could cause a false match (`why_not_comparable`).
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from kapelle.environments.grading.text.match import plain_text
 from kapelle.environments.grading.verdict import Grade, no_answer, right, ungraded, wrong
 
 COMPARISON = AnswerLimits(cpu_s=3.0)
-"""The limits of one comparison by math-verify: five times the CPU time of the most expensive honest comparison (0.6 s)."""
+"""Limits of one comparison by math-verify. The limit on CPU time is five times the CPU time of the most expensive legitimate
+comparison (0.6 s)."""
 
 
 def math_processes(size: int = 2, limits: AnswerLimits = COMPARISON) -> KillableProcesses:
-    """Return a pool that runs up to `size` math-verify comparisons at a time; further comparisons wait."""
+    """Return a pool of processes that run up to `size` math-verify comparisons concurrently; further comparisons wait."""
     return KillableProcesses("kapelle.environments.grading.math.worker", size, limits)
 
 
 def shared_math_processes() -> KillableProcesses:
-    """Return the shared pool of this process.
+    """Return the pool of math-verify processes that is shared within this process.
 
-    The pool starts with the first comparison that needs it and ends with the process.
+    The pool starts with the first comparison that needs math-verify and stops when the process exits.
     """
     # Each process has its own pool, because a fork must not write to the pipes of its parent's servers.
     process = os.getpid()
@@ -53,12 +54,12 @@ def shared_math_processes() -> KillableProcesses:
 
 
 _SHARED: dict[int, KillableProcesses] = {}
-"""The pool of each process, by process id."""
+"""Mapping from process ids to the pool of each process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """An answer that our reader cannot grade, so that math-verify must compare it."""
+    """An answer that the exact parser cannot grade and that math-verify must compare with the gold answer."""
 
     answer: str
     gold: str
@@ -72,10 +73,11 @@ def grade_math(
     percent: Percent = "figure",
     question: str = "",
 ) -> Grade:
-    """Return whether the final answer of a text equals the gold answer and does not copy a formula of the question.
+    """Grade the final answer of a text: it must equal the gold answer and must not be a formula copied from the question.
 
-    An answer is `no_answer` if it is too long, ambiguous or undefined, or if math-verify needs more CPU time or memory for it than
-    `processes` allows. If the machine or the gold answer is the cause, the verdict is `ungraded`.
+    The verdict is `no_answer` if the answer is too long, ambiguous or undefined, or if comparing it with math-verify exceeds
+    the CPU time or memory that `processes` allows. If the gold answer or the machine causes the failure, the verdict is
+    `ungraded`.
     """
     read = read_math(text, gold, rules, percent)
     grade = compare_math(read, processes) if isinstance(read, Undecided) else read
@@ -83,7 +85,7 @@ def grade_math(
 
 
 def unless_copied(grade: Grade, gold: str, question: str) -> Grade:
-    """Return `no_answer` if the answer copies a formula from the question and the gold answer does not; otherwise `grade`."""
+    """Return `no_answer` if the answer is copied from the question and differs in form from the gold answer; otherwise return `grade`."""
     answer = grade.answer or ""
     if not grade.score or not _copies(answer, question) or _spelled(answer) == _spelled(gold_answer(gold)):
         return grade
@@ -96,7 +98,7 @@ def read_math(
     rules: Sequence[ExtractionRule],
     percent: Percent = "figure",
 ) -> Grade | Undecided:
-    """Return the verdict of our reader, or the comparison that math-verify must make. Never blocks."""
+    """Return the verdict of the exact parser, or the comparison that math-verify must make; this function never blocks."""
     found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
@@ -117,10 +119,10 @@ def read_math(
 
 
 _TO_WORK_OUT = re.compile(r"(?<!^)[-+*/^!=×÷·]|\\[a-z]+|\|")
-"""Signs that show a formula; numbers and names do not contain them."""
+"""Regular expression for the signs of a formula that must be evaluated; numbers and names do not contain these signs."""
 _SIDE = re.compile(r"[=<>,;]|\\(?:[lg]eq?|approx)(?![A-Za-z])")
 _IN_WORDS = re.compile(r"[0-9(√.][0-9(). +*/^×÷·!√-]*[0-9)!]")
-"""A formula in a text without `$`."""
+"""Regular expression for a formula in a text without `$`."""
 
 
 def _copies(answer: str, question: str) -> bool:
@@ -144,11 +146,11 @@ def gold_answer(gold: str) -> str:
 
 
 _LISTED = re.compile(r"\['(.*)'\]", re.DOTALL)
-"""A list of strings as Python prints it; some datasets contain such lists."""
+"""Regular expression for the Python representation of a list of strings, which some datasets contain."""
 
 
 def gold_problem(gold: str) -> str | None:
-    """Return why a gold answer cannot be read, an empty string if it can, or None if only math-verify may be able to read it."""
+    """Return why a gold answer is invalid, an empty string if it is valid, or None if math-verify must decide."""
     truth = gold_answer(gold)
     try:
         return None if parse_number(truth) is None and _known_gold(truth) is None else ""
@@ -157,14 +159,17 @@ def gold_problem(gold: str) -> str | None:
 
 
 def library_problem(gold: str, processes: KillableProcesses) -> str:
-    """Return why math-verify cannot read a gold answer, or an empty string if it can; blocks like `compare_math`."""
+    """Return why math-verify cannot parse a gold answer, or an empty string if it can; this function blocks like `compare_math`."""
     truth = gold_answer(gold)
     grade = compare_math(Undecided(truth, truth), processes)
     return "" if grade.status == "graded" else grade.explanation
 
 
 def compare_math(left: Undecided, processes: KillableProcesses) -> Grade:
-    """Return math-verify's verdict; blocks for as long as `processes` allows, so call it in a thread."""
+    """Return the verdict of math-verify.
+
+    The call blocks for as long as the limits of `processes` allow, so asynchronous code must run it in a thread.
+    """
     answer, gold = left.answer, left.gold
     try:
         same = processes.ask({"gold": _for_library(gold), "answer": _for_library(answer)})
@@ -187,7 +192,10 @@ _IN_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 
 
 def _for_library(text: str) -> str:
-    r"""Return an answer as input for math-verify: `\cos 20^\circ` in radians, because math-verify ignores degree signs."""
+    r"""Return an answer as input for math-verify, with angles such as the one in `\cos 20^\circ` converted to radians.
+
+    The conversion is necessary because math-verify ignores degree signs.
+    """
     body = tidy(text)
     if FUNCTION.search(body):
         body = _IN_DEGREES.sub(r"\\left(\\frac{\1\\pi}{180}\\right)", body)
@@ -205,9 +213,9 @@ def _no_gold(answer: str, gold: str, problem: str) -> Grade:
 
 
 def _same(answer: str, gold: str, percent: Percent) -> bool | None:
-    """Return whether two answers are the same by the rules of this module; None if only math-verify may be able to decide.
+    """Return whether two answers are the same by the rules of this module, or None if math-verify must decide.
 
-    Raises Unreadable for a text that must not be read as an answer, and _GoldRejected if the gold answer is such a text.
+    Raises Unreadable if the first string must not be accepted as an answer, and _GoldRejected if the gold answer is invalid.
     """
     # Answers with equal text are equal.
     if plain_text(tidy(answer)) == plain_text(tidy(gold)):
@@ -257,7 +265,7 @@ _TURNS_ROUND = {"angle", "measuredangle", "overline", "overleftrightarrow", "wid
 
 
 def _label(text: str) -> tuple[str, str] | None:
-    r"""Return the normal form of the name of a geometric figure, such as `\angle ABC`; None for anything else."""
+    r"""Return the normal form of the name of a geometric figure, such as `\angle ABC`, or None for any other string."""
     found = _LABELLED.fullmatch(tidy(text))
     if found is None:
         return None
@@ -270,13 +278,13 @@ _INTEGERS = re.compile(
     r"\s*[,;]?\s*(?:\\q?quad\s*)?(?:\\text\{\s*,?\s*(?:where|for|with|for any|for all)?\s*\}\s*|\()?\s*[klmn]\s*\\in\s*"
     r"(?:\\mathbb\{Z\}|\\mathbb Z|Z)\s*\)?$"
 )
-"""A suffix that makes a letter an integer: `, k \\in \\mathbb{Z}`."""
+"""Regular expression for a suffix that declares a letter to be an integer: `, k \\in \\mathbb{Z}`."""
 _CONSTANT = re.compile(r"\+\s*([CcKk])$")
-"""A constant of integration at the end of an answer."""
+"""Regular expression for a constant of integration at the end of an answer."""
 
 
 def _with_one_constant(answer: str, gold: str) -> tuple[str, str]:
-    """Return both answers with the same letter, C, for their constants of integration."""
+    """Return both answers with the letter of their constant of integration renamed to C."""
     ours, theirs = _CONSTANT.search(answer), _CONSTANT.search(gold)
     if ours is None or theirs is None:
         return answer, gold
@@ -293,7 +301,7 @@ _ONE = re.compile(r"[A-Za-z0-9]+|[A-Za-z0-9]\^[A-Za-z0-9]|[0-9]+!")
 
 
 def _spelled(text: str) -> str:
-    """Return an answer's text with inline fractions and without spaces; if two such texts are equal, so are the answers."""
+    """Return an answer with inline fractions and without spaces; answers with equal results are equal."""
     body = _SIMPLE_FRACTION.sub(
         lambda found: "/".join(part if _ONE.fullmatch(part) else f"({part})" for part in found.groups()),
         re.sub(r"\^\{([A-Za-z0-9])\}", r"^\1", tidy(text)),
@@ -308,7 +316,7 @@ _CASES = re.compile(
 
 
 def _rows(text: str) -> list[str]:
-    """Return the sorted rows of a definition by cases; empty for any other text."""
+    """Return the sorted rows of a definition by cases, or an empty list for any other string."""
     found = _CASES.fullmatch(tidy(text))
     if found is None or "&" not in found[1]:
         return []
@@ -320,22 +328,22 @@ def _rows(text: str) -> list[str]:
 
 
 def _without_names(answer: str, gold: str) -> Undecided:
-    """Return both texts for math-verify without the name that one or both of them may have."""
+    """Return both strings as input for math-verify, without the name before the equals sign if only one has a name or the names match."""
     (name, value), (other, truth) = without_name(tidy(answer)), without_name(tidy(gold))
     named = bool(name or other) and (name == other or not (name and other)) and value and truth
     return Undecided(value, truth) if named else Undecided(answer, gold)
 
 
 _OF = re.compile(r"[A-Za-z](?:_\{?[A-Za-z0-9]{1,3}\}?)?\(([A-Za-z](?:, ?[A-Za-z]){0,3})\)\s*=[^=]*$")
-"""The variables of a function: x in `f(x) = …`."""
+"""Regular expression for a definition of a function, whose group contains the variables: x in `f(x) = …`."""
 _POINTED = re.compile(r"([-+]?[0-9]{1,20})([.,])([0-9]{2,20})")
 
 
 def _is_comma_for_point(comma: str, point: str) -> bool:
-    """Return whether the texts are the same number with a decimal comma and with a decimal point: `2,74` and 2.74.
+    """Return whether two strings are the same number with a decimal comma and with a decimal point, such as `2,74` and 2.74.
 
-    They must agree digit by digit and have at least two digits after the comma: `0,5` and `1,2` are lists, and `1,234` is a
-    whole number.
+    The numbers must have the same digits, with at least two digits after the comma, because `0,5` and `1,2` are lists. `1,234`
+    is read as an integer.
     """
     one, other = (
         _POINTED.fullmatch(tidy(text).removesuffix("\\$").rstrip("$€£ ")) for text in (comma, point)
@@ -347,15 +355,16 @@ def _is_comma_for_point(comma: str, point: str) -> bool:
 
 
 FLOAT_DIGITS = 14
-"""Minimum number of significant digits of a decimal number that counts as the floating-point value of an irrational number."""
+"""Minimum number of significant digits of a decimal number that is accepted as the floating-point value of an irrational
+number."""
 _FLOAT = re.compile(r"[-+]?([0-9]{0,20}\.[0-9]{1,40})")
 
 
 def _is_float_of(text: str, other: str) -> bool:
-    r"""Return whether a text is the floating-point value of an irrational number: 4.123105625617661 for `\sqrt{17}`.
+    r"""Return whether a string is the floating-point value of an irrational number, such as 4.123105625617661 for `\sqrt{17}`.
 
-    Every digit must be correct. A text with fewer digits is a rounded number, which is a different number. Rational numbers are
-    excluded, because they can be written exactly: 0.3333333333333333 is not 1/3.
+    Every digit must be correct. A string with fewer digits is a rounded number, which differs from the irrational number.
+    Rational numbers are excluded, because they can be written exactly: 0.3333333333333333 is not accepted for 1/3.
     """
     (name, written), (other_name, exact) = without_name(tidy(text)), without_name(tidy(other))
     found = _FLOAT.fullmatch(written)
@@ -374,11 +383,11 @@ def _is_float_of(text: str, other: str) -> bool:
 
 
 GOLD_CHARACTERS = 20_000
-"""Maximum number of characters in a gold answer; the reading time grows with the length."""
+"""Maximum number of characters in a gold answer. The limit exists because the parsing time grows with the length."""
 
 
 class _GoldRejected(Exception):
-    """A gold answer that neither our reader nor math-verify can read."""
+    """Raised for a gold answer that neither the exact parser nor math-verify can read."""
 
 
 def _known_gold(gold: str) -> MathAnswer | None:
@@ -417,9 +426,10 @@ _HARMLESS = frozenset({"\\{", "\\}", "\\\\", "\\,", "\\;", "\\!", "\\ ", "\\|", 
 
 
 def why_not_comparable(answer: str, gold: str) -> str:
-    """Return why math-verify, whose comparison is not strict, must not compare an answer; an empty string if it may.
+    """Return why math-verify must not compare an answer with the gold answer, or an empty string if the comparison is allowed.
 
-    The rules prevent a guess from being accepted because of an approximation or because it can be read in more than one way.
+    The comparison of math-verify is not strict. The rules of this function ensure that a guess is not accepted only because
+    math-verify approximates values or because the guess can be read in more than one way.
     """
     ours, theirs = tidy(answer), tidy(gold)
     if not ours.isascii():
@@ -469,11 +479,14 @@ def why_not_comparable(answer: str, gold: str) -> str:
 _FUNCTION = re.compile(
     r"\\(a?)(?:rc)?(?:sin|cos|tan|cot|sec|csc)|\\(l)(?:og|n|g)(?![a-z])|\\(binom|lfloor|lceil|max|min|gcd|lcm|[bp]?mod)|([!|])"
 )
-"""Functions by kind: all trigonometric functions are one kind, all logarithms another."""
+"""Regular expression for functions, with one group for each kind: trigonometric functions, logarithms and other functions."""
 
 
 def _is_fact(text: str) -> bool:
-    r"""Return whether a text is a relation between numbers, such as `\log_2 8 = 3`; math-verify reads only whether it is true."""
+    r"""Return whether a string is a relation between numbers only, such as `\log_2 8 = 3`.
+
+    The result matters because math-verify only decides whether such a relation is true.
+    """
     plain = _COMMAND.sub(lambda command: "x" if command[0][1:] in GREEK else " ", text)
     unknowns = set(_LETTER.findall(plain)) - _PLAIN_FUNCTIONS
     return ("=" in text or has_relation(text)) and not unknowns
@@ -487,7 +500,7 @@ _REMARK = re.compile(r"\\(?:text|mathrm|textrm|textbf|mbox)\{\s*([^{}]*?)[\s.]*\
 
 
 def _remarks(text: str) -> set[str]:
-    r"""Return the words of an answer, `\text{ is false}`, without units and letters."""
+    r"""Return the words of an answer, such as `is false` in `\text{ is false}`, without units and single letters."""
     said = {remark.strip(" ,;") for remark in _REMARK.findall(text)}
     return {
         each

@@ -1,6 +1,6 @@
-r"""Normalises mathematical notation: `½` and `{1 \over 2}` become `\frac{1}{2}`, `]0,1[` becomes `(0,1)`.
+r"""Normalise mathematical notation: `½` and `{1 \over 2}` become `\frac{1}{2}`, and `]0,1[` becomes `(0,1)`.
 
-The module works on characters only, in linear time, and preserves the meaning of a text.
+The functions of this module only rewrite characters, run in linear time and preserve the meaning of an answer.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ _REPEATING = re.compile(
 
 
 def plain_notation(body: str) -> str:
-    """Return a text in the notation that the parser can read."""
+    """Return an answer in the notation that the parser accepts."""
     if not body.isascii():
         body = re.sub(r"√\s*([0-9]+(?:\.[0-9]+)?|[A-Za-z])", r"\\sqrt{\1}", body)
         body = _ODD.sub(_in_ascii, body)
@@ -159,7 +159,7 @@ def _in_ascii(found: re.Match[str]) -> str:
 
 
 def _as_fraction(found: re.Match[str]) -> str:
-    r"""Return a repeating decimal as a fraction: `0.1\overline{6}` is 15/90."""
+    r"""Return a repeating decimal number as a fraction; for example, `0.1\overline{6}` becomes 15/90."""
     whole, digits = found[1], found[2]
     repeated = found[3] or found[4] or re.sub("[^0-9]", "", found[5])
     top = int((whole + digits + repeated) or 0) - int((whole + digits) or 0)
@@ -250,7 +250,7 @@ _OVER = re.compile(r"\\(over|choose)(?![A-Za-z])")
 
 
 def _unadorned(text: str) -> str:
-    """Return a text without the LaTeX that only affects appearance."""
+    """Return the text without LaTeX commands that only affect its appearance."""
     if not text.isascii():
         text = _SPACES.sub(" ", text).replace("–", "-")
         text = _HIGH_LOW.sub(
@@ -275,7 +275,7 @@ def _unadorned(text: str) -> str:
 
 
 def _outer_brace(text: str, places: range, deeper: str, higher: str) -> int | None:
-    """Return the index of the brace that closes the enclosing group."""
+    """Return the index of the brace that closes the enclosing group, or None if there is no such brace."""
     depth = 0
     for place in places:
         depth += (text[place] == deeper) - (text[place] == higher)
@@ -304,7 +304,7 @@ def _has_comma(text: str) -> bool:
 
 MAX_CHARACTERS = 400
 MAX_WRAPPINGS = 4
-"""Maximum number of nested marks that are removed, such as bold around a box."""
+"""Maximum number of nested marks that are removed around an answer, such as bold type around a box."""
 
 _SPACING = re.compile(r"(?<!\\)\\(?:[,;:! ]|q?quad|displaystyle\b|left\b|right\b|limits\b)|(?<=\S)~(?=\S)")
 _ARRAY = re.compile(
@@ -312,7 +312,7 @@ _ARRAY = re.compile(
 )
 _ONE_LETTER = re.compile(r"(?:(?<=\S)|(?<=[-+*/] ))\\(?:mathrm|mathbf|mathit|operatorname)\{([A-Za-z])\}")
 _UPRIGHT = re.compile(r"(?<=[0-9)}])\\(?:mathrm|operatorname)\{([smghlLNJWV])\}$")
-"""A one-letter unit in an upright font; a variable is not upright."""
+"""Regular expression for a one-letter unit in an upright font; variables are not set in an upright font."""
 _WORD_BETWEEN = r"(?:\\(?:text|mathrm|textrm)\{\s*,?\s*(?:%s)\s*\}|(?<![A-Za-z\\])(?:%s)(?![a-z]))"
 _AND = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("and|or", "and|or") + r"[,;]?\s*")
 _BOTH = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("and", "and") + r"[,;]?\s*")
@@ -320,7 +320,10 @@ _OR = re.compile(r"[,;]?\s*" + _WORD_BETWEEN % ("or", "or") + r"[,;]?\s*")
 
 
 def opened(text: str) -> str:
-    """Return the answer without its wrapping. Raises NotAnAnswer if it is empty, Unreadable if it is too long."""
+    """Return an answer without its delimiters and surrounding marks.
+
+    Raises NotAnAnswer if the answer is empty and Unreadable if it is too long.
+    """
     if len(text) > MAX_CHARACTERS:
         raise Unreadable(f"It has {len(text):,} characters; at most {MAX_CHARACTERS} are allowed.")
     body = tidy(text)
@@ -330,7 +333,7 @@ def opened(text: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """Return an answer without its delimiters, surrounding marks, spacing commands and final full stop."""
+    """Return an answer in normalised notation, without delimiters, surrounding marks, spacing commands and a final full stop."""
     body = _unadorned(text)
     for _ in range(MAX_WRAPPINGS):
         body = _unmarked(body)
@@ -356,12 +359,12 @@ def tidy(text: str) -> str:
 
 
 def with_commas(body: str) -> str:
-    """Return a text in which a comma replaces each `and` and `or` between values."""
+    """Return the answer with a comma in place of each `and` and `or` between values."""
     return _AND.sub(", ", body)
 
 
 def split_word(body: str, word: Literal["and", "or"]) -> list[str]:
-    """Return the values on both sides of each `and`, or of each `or`."""
+    """Return the parts of an answer that are separated by the given word (`and` or `or`)."""
     return [part.strip() for part in (_BOTH if word == "and" else _OR).split(body)]
 
 
@@ -374,7 +377,7 @@ _MARKED = re.compile(
 
 
 def _unmarked(text: str) -> str:
-    """Return an answer without the marks that surround it: bold, a box, a leading `=`, a trailing `,`."""
+    """Return an answer without surrounding marks such as bold type, a box, a leading `=` or a trailing comma."""
     body = _END.sub("", text.strip())
     # Remove an environment or braces around the entire answer, but keep the set `{1, 2}`.
     framed = _ENVIRONMENT.fullmatch(body)
@@ -392,7 +395,7 @@ def _unmarked(text: str) -> str:
 
 
 def split_top(text: str, mark: str) -> list[str]:
-    """Split a text at the marks outside all brackets and return the parts.
+    """Split a string at each occurrence of `mark` outside all brackets and return the parts.
 
     Any closing bracket closes the last open bracket, as in `[0, 1)`. Raises Unreadable if the brackets are unbalanced.
     """
@@ -400,7 +403,7 @@ def split_top(text: str, mark: str) -> list[str]:
 
 
 def split_marked(text: str, mark: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """Split a text at the marks outside all brackets, like `split_top`, and return the parts and the marks."""
+    """Split a string like `split_top`, but at the matches of a regular expression; return the parts and the matched separators."""
     parts: list[str] = []
     marks: list[str] = []
     depth = start = place = 0

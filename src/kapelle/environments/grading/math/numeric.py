@@ -1,13 +1,13 @@
-r"""Single values as they are written: the name, the unit and the words around a value, and its number.
+r"""Parse single values as they are written: the name, the unit and the words around a value, and its number.
 
-Numbers have their own parser, which has limits, and are compared exactly. Nothing is evaluated. The size of a literal is
-bounded before any arithmetic is done with it, so neither `1e400` nor a million digits takes any time. Values are
+Numbers have their own parser, which limits their size and never evaluates code. Numbers are compared exactly. The size of a
+literal is checked before any arithmetic, so `1e400` and a number of a million digits are rejected immediately. Values are
 fractions without a tolerance: 0.333 is not 1/3.
 
-`parse_number` reads one literal: `18`, `-18`, `1,234.5`, `.5`, `3/4`, `2 1/3`, `6e3`, `\frac{3}{4}`, with `$`,
-`€` or `£` before it, or `€` or `£` after it, and `%`, `pct`, `percent` or `percentage` at its end. A text
-that contains anything else (a unit, a second number, an expression, `nan`) is not a number. `read_number` also accepts what
-people write around a literal: a name before `=`, a plain unit after it, brackets. This module calculates nothing. Only
+`parse_number` parses one literal: `18`, `-18`, `1,234.5`, `.5`, `3/4`, `2 1/3`, `6e3` or `\frac{3}{4}`. The literal may have
+`$`, `€` or `£` before it, or `€` or `£` after it, and `%`, `pct`, `percent` or `percentage` at its end. A string that contains
+anything else (a unit, a second number, an expression, `nan`) is not a number. `read_number` also accepts common additions to a
+literal: a name before `=`, a plain unit after the number, and brackets. This module performs no calculations. Only
 `kapelle.environments.grading.math.grade` accepts `2^3` as a number, because a question may ask for the value of `2^3`.
 """
 
@@ -47,7 +47,7 @@ _PLAIN_UNIT = re.compile(
 )
 _DEGREE = re.compile(r"\s*\^\s*\{?\s*\\(?:circ|degree)\s*\}?$")
 FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)\b")
-"""A function of an angle."""
+"""Regular expression for a trigonometric function, which takes an angle as its argument."""
 _PERCENT = re.compile(r"\s*(?:\\?%|(?<=[0-9)}\s])(?:\\text\{\s*)?(?:pct|percent(?:age)?)(?:\s*\})?)$")
 _CURRENCY = re.compile(r"([-+]?)\s*(\\\$|\$|€|£|\\pounds\b|\\euro\b)\s*(?=[-+]?[0-9.\\])")
 _CURRENCY_NAMES = {
@@ -78,11 +78,11 @@ _REMARKS = (
     " third fourth fifth tenth hundredth thousandth percent percentage pct cent rad otherwise undefined text answer"
 )
 _SAYS_MORE = frozenset(_REMARKS.split())
-"""Words that are not units: they qualify the number before them, or denote a part of another unit."""
+"""Words that are not units, because they qualify the number before them or denote a part of another unit."""
 
 
 def is_plain_unit(unit: str) -> bool:
-    """Return whether a unit is ignored if the other answer has no unit: `cm`, `apple`, `km/h`, `$`."""
+    """Return whether a unit, such as `cm`, `apple`, `km/h` or `$`, is ignored if the other answer has no unit."""
     words = re.split("[ /]", unit.partition("^")[0])
     return len(words) < 5 and _SAYS_MORE.isdisjoint(words) and all(map(_UNIT_WORD.fullmatch, words))
 
@@ -107,7 +107,7 @@ _SHORT = (
         for end in ("", "s")
     }
 )
-"""A mapping from the long names of units to their short names."""
+"""Mapping from the long names of units to their short names."""
 _SIZES: dict[str, tuple[str, Fraction]] = {
     name: (base, Fraction(size))
     for base, sizes in {
@@ -123,14 +123,17 @@ _SIZES: dict[str, tuple[str, Fraction]] = {
     }.items()
     for name, size in sizes.items()
 }  # fmt: skip
-"""Exact factors between units of the same quantity; units without a fixed size are omitted."""
+"""Mapping from each unit to its base unit and the exact factor between them. Units without a fixed size are omitted."""
 
 
 _CASED = re.compile(r"M(?:[A-Z]|[gms]$|b|p)|[kKGT]i?[Bb]$")
 
 
 def unit_named(text: str) -> str:
-    """Return the normal name of a unit: `km/h` for `kilometers per hour`. It is in lower case except `M` (mega) and `B` (bytes)."""
+    """Return the normal name of a unit, such as `km/h` for `kilometers per hour`.
+
+    The name is in lower case, except for units such as those with `M` (mega) and `B` (bytes).
+    """
     names = []
     for written in re.split(r"\s*/\s*|\bper\b", " ".join(text.split()).rstrip(".")):
         part = written.strip()
@@ -143,12 +146,12 @@ def unit_named(text: str) -> str:
 
 
 def is_measure(unit: str) -> bool:
-    """Return whether a unit measures a length, a time, a mass or the like."""
+    """Return whether a unit measures a physical quantity such as a length, a time or a mass."""
     return unit.partition("^")[0] in {*_SIZES, "unit", "degree"}
 
 
 def times(one: str, other: str) -> Fraction | None:
-    """Return the factor from one unit to another: 10 for `cm` to `mm`. None if they measure different quantities."""
+    """Return the factor from one unit to another, such as 10 for `cm` to `mm`, or None if they measure different quantities."""
     measured = []
     for unit in (one, other):
         name, raised, power = unit.partition("^")
@@ -161,7 +164,10 @@ def times(one: str, other: str) -> Fraction | None:
 
 
 def is_word(letters: str) -> bool:
-    """Return whether letters form a word (`cat`, `HTH`, `IV`); consecutive letters of the alphabet (`ab`, `xyz`) are a product."""
+    """Return whether letters form a word (`cat`, `HTH`, `IV`).
+
+    Consecutive letters of the alphabet, such as `ab` and `xyz`, are a product of variables instead.
+    """
     if len(letters) < 2:
         return False
     first, last = min(letters), max(letters)
@@ -171,17 +177,20 @@ def is_word(letters: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """One value as it is written."""
+    """A single value as it is written, split into body, name and unit."""
 
     body: str
     name: str
-    """The name before the equals sign: `x` for `x = 5`, `x_1` for `x_1 = 5`."""
+    """The name before the equals sign, such as `x` in `x = 5` and `x_1` in `x_1 = 5`."""
     unit: str
-    """The unit in lower case."""
+    """The normal name of the unit, mostly in lower case."""
 
 
 def words_of(body: str) -> list[str]:
-    r"""Return the words that an answer consists of, in `\text{…}` or plain, split at commas; empty for mathematics."""
+    r"""Return the words of an answer that consists only of words, split at commas, or an empty list for mathematics.
+
+    The words may be plain or inside `\text{…}`.
+    """
     only = _ONLY_TEXT.fullmatch(body)
     if only is not None and _FIGURES.fullmatch(only[1]):
         return []
@@ -217,7 +226,10 @@ def _plain_words(text: str) -> str:
 
 
 def mathematics(body: str) -> str:
-    r"""Return the text of an answer that does not consist of words: `5` for `\text{5}`. Raises Unfamiliar for strange characters."""
+    r"""Return the mathematical content of an answer that does not consist of words, such as `5` for `\text{5}`.
+
+    Raises Unfamiliar if the answer contains unknown characters.
+    """
     only = _ONLY_TEXT.fullmatch(body)
     if only is not None:
         body = only[1].strip()
@@ -227,7 +239,7 @@ def mathematics(body: str) -> str:
 
 
 def part_of(text: str) -> AnswerPart:
-    """Split one value into its parts."""
+    """Split a single value into its body, name and unit."""
     name, body = without_name(text.strip())
     body, unit = without_unit(body)
     if not body:
@@ -236,7 +248,7 @@ def part_of(text: str) -> AnswerPart:
 
 
 def without_name(text: str) -> tuple[str, str]:
-    """Return the name before the first `=` and the rest; the name is empty if there is none."""
+    """Return the name before the first `=` and the rest of the string; the name is empty if there is none."""
     found = _LHS.match(text)
     if found is None:
         return "", text
@@ -248,7 +260,10 @@ def without_name(text: str) -> tuple[str, str]:
 
 
 def without_unit(body: str) -> tuple[str, str]:
-    r"""Return a value and its unit. Raises Unfamiliar for degrees inside a function: `\cos 20^\circ` has no unit."""
+    r"""Split a value into the value without its unit and the name of the unit.
+
+    Raises Unfamiliar for degrees inside a function: `\cos 20^\circ` has no unit.
+    """
     currency = _CURRENCY.match(body)
     if currency is not None:
         rest, unit = without_unit(currency[1] + body[currency.end() :])
@@ -295,24 +310,24 @@ _HALF = re.compile(f"[{HALVES}]")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One number as written: its value, and whether a percent sign follows it."""
+    """A number as it is written: its digits, its percent sign, its currency and its unit."""
 
     figure: Fraction
-    """The number without regard to the percent sign: 50 for `50%`."""
+    """The number without regard to the percent sign; for example, 50 for `50%`."""
     percent: bool = False
     currency: str = ""
-    """`$`, `€` or `£` before the number. It matters only if the other answer has a currency."""
+    """The currency sign of the number: `$`, `€` or `£`. The currency matters only if the other answer also has one."""
     unit: str = ""
-    """A plain unit after the number. It matters only if the other answer has a unit."""
+    """The plain unit after the number. The unit matters only if the other answer also has one."""
 
     @property
     def value(self) -> Fraction:
-        """The value: 1/2 for `50%`."""
+        """The value of the number with regard to the percent sign; for example, 1/2 for `50%`."""
         return self.figure / 100 if self.percent else self.figure
 
 
 def parse_number(text: str) -> Number | None:
-    """Parse a text as one number; return None if it is anything else or the number is too large."""
+    """Parse a string as one number; return None if it is not a number or if the number is too large."""
     text = text.strip()
     if len(text) > MAX_CHARACTERS:
         return None
@@ -353,9 +368,9 @@ def parse_number(text: str) -> Number | None:
 
 
 def read_number(text: str) -> Number | None:
-    r"""Return the number in an answer, ignoring what people write around it: `x = 5`, `5\text{ cm}`, `90^\circ`, `(5)`.
+    r"""Return the number in an answer, ignoring common additions as in `x = 5`, `5\text{ cm}`, `90^\circ` and `(5)`.
 
-    An answer with a unit that is not plain (`cents`, `squared`) is not a number; the result is None.
+    Returns None for any other answer, including an answer with a unit that is not plain (`cents`, `squared`).
     """
     plain = parse_number(text)
     if plain is not None or len(text) > MAX_CHARACTERS:
@@ -383,18 +398,18 @@ _BRACKETS = re.compile(r"[({]([^(){}]*)[)}]")
 
 
 Same = Callable[[Number, Number], bool]
-"""A symmetric function that returns whether two numbers count as the same answer."""
+"""A symmetric function that returns whether two numbers are considered the same answer."""
 
 
 def same_value(one: Number, other: Number) -> bool:
-    """Return whether both numbers have the same value: 50% is 1/2, not 50."""
+    """Return whether two numbers have the same value, with percent as hundredths: 50% equals 1/2, not 50."""
     return one.value == other.value and _one_unit(one, other)
 
 
 def same_figure(one: Number, other: Number) -> bool:
-    """Return whether both numbers have the same digits, with percent as a unit: 50% is 50, not 1/2.
+    """Return whether two numbers have the same digits, with percent as a unit: 50% equals 50, not 1/2.
 
-    This suits data in which the questions name the unit (`What percentage …?`) and the answers omit it.
+    This comparison suits datasets in which the questions name the unit (`What percentage …?`) and the answers omit it.
     """
     return one.figure == other.figure and _one_unit(one, other)
 
@@ -405,7 +420,7 @@ def _one_unit(one: Number, other: Number) -> bool:
 
 
 def grade_numeric(text: str, gold: Number, rules: Sequence[ExtractionRule], same: Same = same_value) -> Grade:
-    """Return score 1 if the final number of a text is the gold number, otherwise 0."""
+    """Return a verdict with score 1 if the final number of a text equals the gold number, otherwise with score 0."""
     number = read_answer(text, rules, read_number, "not a single number")
     if isinstance(number, Grade):
         return number
@@ -414,5 +429,5 @@ def grade_numeric(text: str, gold: Number, rules: Sequence[ExtractionRule], same
 
 
 def normal_form(number: Number) -> str:
-    """Return the normal form of a number: `18`, `-3/4`, `50%`."""
+    """Return a number as a string in normal form, such as `18`, `-3/4` or `50%`."""
     return f"{number.figure}{'%' if number.percent else ''}"

@@ -1,4 +1,7 @@
-"""Decides whether two answers are the same; the comparison is exact and symmetric, and considers order only where it matters."""
+"""Decide whether two mathematical answers are the same.
+
+The comparison is exact and symmetric, and it considers the order of values only where the order matters.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,15 @@ from kapelle.environments.grading.math.numeric import is_plain_unit, is_word, pa
 from kapelle.environments.grading.text.match import plain_text
 
 Percent = Literal["figure", "hundredths"]
-"""`figure`: 50% is 50, because the question names the unit. `hundredths`: 50% is 1/2."""
+"""How a percentage is compared with a number. With `figure`, 50% equals 50, for questions that name the unit. With
+`hundredths`, 50% equals 1/2."""
 
 
 def same_answer(one: MathAnswer, other: MathAnswer, percent: Percent = "figure") -> bool:
     """Return whether two answers are the same; the comparison is symmetric.
 
-    A name or a plain unit matters only if both answers have one. Two answers differ if one of them has letters that the other
-    one lacks, even if those letters cancel.
+    A name or a plain unit matters only if both answers have one. Two answers differ if they contain different letters, even if
+    these letters cancel.
     """
     if isinstance(one.value, Equation) or isinstance(other.value, Equation):
         return _same_equation(one, other) or _is_sum(one, other) or _is_sum(other, one)
@@ -47,7 +51,7 @@ def same_answer(one: MathAnswer, other: MathAnswer, percent: Percent = "figure")
 
 
 def _renamed(one: MathAnswer, other: MathAnswer) -> MathAnswer:
-    r"""Rename the letter of the other answer if its choice is arbitrary, such as k in `k\pi`."""
+    r"""Return the other answer with its letter renamed if this letter is an arbitrary integer, such as k in `k\pi`."""
     missing, extra = one.letters - other.letters, other.letters - one.letters
     if len(missing) != 1 or len(extra) != 1:
         return other
@@ -70,7 +74,7 @@ def _renamed(one: MathAnswer, other: MathAnswer) -> MathAnswer:
 
 
 def _counts_pi(value: Value, letter: str) -> bool:
-    """Return whether a letter occurs only as a factor of π, so that it counts turns."""
+    """Return whether a letter occurs only in a product with π, so that it counts half turns, as in kπ."""
     if not isinstance(value, Quotient) or _uses(value.bottom, letter):
         return False
     with_it = [dict(each[2]) for each in value.top if letter in dict(each[2])]
@@ -82,7 +86,7 @@ def _uses(terms: Polynomial, letter: str) -> bool:
 
 
 def _same_values(one: MathAnswer, other: MathAnswer, percent: Percent) -> bool:
-    """Return whether two answers that are not equations are the same in one of their possible units."""
+    """Return whether two answers that are not equations have the same value in at least one of their possible units."""
     if _is_named(one.value) or _is_named(other.value):
         names = [sorted(each.name.split(",")) for each in (one, other) if "," in each.name]
         if len(names) == 2 and names[0] != names[1]:
@@ -116,7 +120,7 @@ def _same_values(one: MathAnswer, other: MathAnswer, percent: Percent) -> bool:
 
 
 def _with_unit(answer: MathAnswer, other: MathAnswer) -> MathAnswer:
-    """Treat the single letter of an answer as its unit, as in `0.05 m`, if the other answer's unit measures the same quantity."""
+    """Convert the single letter of an answer to a unit, as in `0.05 m`, if the other answer has a unit of the same quantity."""
     if answer.unit or not other.unit or len(answer.letters) != 1 or not isinstance(answer.value, Quotient):
         return answer
     (unit,) = answer.letters
@@ -132,7 +136,7 @@ def _with_unit(answer: MathAnswer, other: MathAnswer) -> MathAnswer:
 
 
 def _is_unit_as_letter(one: MathAnswer, other: MathAnswer) -> bool:
-    r"""Return whether the unit of one answer is written as a letter in the other answer: `5\text{ m}` and `5 m`."""
+    r"""Return whether the unit of one answer is a letter in the other answer, as in `5\text{ m}` and `5 m`."""
     if len(one.unit) != 1 or not one.unit.isalpha() or other.unit or one.unit in one.letters:
         return False
     if not (isinstance(one.value, Quotient) and isinstance(other.value, Quotient)):
@@ -145,7 +149,7 @@ def _is_unit_as_letter(one: MathAnswer, other: MathAnswer) -> bool:
 
 
 def _measures(answer: MathAnswer, percent: Percent) -> list[tuple[Value, str]]:
-    """Return the values that an answer may stand for, each with its unit: 180° is also π, with or without `radians`."""
+    """Return the pairs of value and unit that an answer may represent; for example, 180° may be π, with or without `radians`."""
     value, unit = answer.value, answer.unit
     if unit == "%":
         return [(value if percent == "figure" else _times(value, HUNDREDTH), "%")]
@@ -159,14 +163,17 @@ def _measures(answer: MathAnswer, percent: Percent) -> list[tuple[Value, str]]:
 
 
 def is_angle(answer: MathAnswer) -> bool:
-    """Return whether an answer is an angle in radians rather than degrees: a multiple of π, or at most one turn."""
+    """Return whether an answer is an angle in radians.
+
+    An answer in radians is rejected if a rational value exceeds one turn, because it is then likely to be in degrees.
+    """
     return answer.unit in {"rad", "radian", "radians"} and all(
         each.rational is None or abs(each.rational) <= TURN for each in _numbers(answer.value)
     )
 
 
 TURN = Fraction(710, 113)
-"""2π, rounded up."""
+"""The number 2π, rounded up."""
 
 
 HUNDREDTH = algebra.number(Fraction(1, 100))
@@ -174,7 +181,7 @@ DEGREE = algebra.multiply(algebra.number(Fraction(1, 180)), algebra.letter("\\pi
 
 
 def _times(value: Value, factor: Quotient) -> Value:
-    """Return a value with each of its numbers multiplied by a factor."""
+    """Return a value in which each number is multiplied by a factor."""
     if isinstance(value, Several):
         return Several(value.kind, tuple(_times(item, factor) for item in value.items))
     return algebra.multiply(value, factor) if isinstance(value, Quotient) else value
@@ -187,7 +194,7 @@ def _numbers(value: Value) -> list[Quotient]:
 
 
 def is_number(answer: MathAnswer) -> bool:
-    """Return whether an answer consists of rational numbers only."""
+    """Return whether all values of an answer are rational numbers."""
     numbers = _numbers(answer.value)
     return bool(numbers) and all(number.rational is not None for number in numbers)
 
@@ -202,7 +209,7 @@ def _has_words(value: Value) -> bool:
 
 
 def _same_equation(one: MathAnswer, other: MathAnswer) -> bool:
-    """Return whether two equations have the same solutions, that is, whether the difference of one is a multiple of the other's."""
+    """Return whether two equations are equivalent: the difference of the sides of one is a multiple of that of the other."""
     letters, others = (each.letters | {each.name} if each.name else each.letters for each in (one, other))
     if letters != others or not _units_agree(one.unit, other.unit):
         return False
@@ -227,7 +234,10 @@ def _same_equation(one: MathAnswer, other: MathAnswer) -> bool:
 
 
 def _is_sum(one: MathAnswer, other: MathAnswer) -> bool:
-    """Return whether an equation sets a combination of letters equal to the other answer: `m + n = 5` and 5, `xy = 6` and 6."""
+    """Return whether the first answer is an equation that assigns the other answer to a combination of letters.
+
+    Examples are the pair `m + n = 5` and 5, and the pair `xy = 6` and 6.
+    """
     if not isinstance(one.value, Equation) or not isinstance(other.value, Quotient) or other.letters:
         return False
     left = one.value.left
@@ -252,7 +262,7 @@ def _is_sum_of_letters(terms: Polynomial) -> bool:
 
 
 def _same(one: Value, other: Value) -> bool:
-    """Return whether two values are the same, ignoring names and units."""
+    """Return whether two values are the same, ignoring the names and units of the answers."""
     if isinstance(one, Quotient) and isinstance(other, Quotient):
         return one.same(other)
     if isinstance(one, Several) and isinstance(other, Several):
@@ -266,7 +276,7 @@ def _same(one: Value, other: Value) -> bool:
 
 
 def _same_several(one: Several, other: Several) -> bool:
-    """Return whether two collections are the same; the order of their items counts only where it matters."""
+    """Return whether two collections are the same; the order of items is compared only for ordered kinds."""
     kinds = {one.kind, other.kind}
     # Solutions of an equation in several unknowns: repeated solutions count once.
     solutions = kinds == {"list"} and all(
@@ -310,7 +320,10 @@ def _is_named(value: Value) -> bool:
 
 
 def orders(answer: MathAnswer) -> list[MathAnswer]:
-    """Return named values without their names: as a point in alphabetical order, or as a list."""
+    """Return the possible forms of an answer with named values: a point in alphabetical order of the names, and a list.
+
+    An answer without named values is returned unchanged.
+    """
     value, names = answer.value, answer.name.split(",")
     if not isinstance(value, Several) or not _is_named(value):
         return [answer]
@@ -354,7 +367,7 @@ def _matched(one: Sequence[Value], other: Sequence[Value]) -> bool:
 
 
 def math_form(text: str, percent: Percent = "figure") -> str:
-    """Return an answer's normal form. A text that is not an answer keeps its characters, with spaces normalised."""
+    """Return the normal form of an answer; a string that is not an answer is returned with normalised spaces."""
     number = parse_number(text)
     if number is not None:
         return str(number.figure if percent == "figure" else number.value)
@@ -412,7 +425,10 @@ def _quotient(value: Quotient) -> str:
 
 
 def _without_roots_below(value: Quotient) -> Quotient:
-    """Return a quotient with a rational denominator: `1/√2` becomes `√2/2`. A denominator with letters is not changed."""
+    """Return a quotient with a rational denominator; for example, `1/√2` becomes `√2/2`.
+
+    A quotient whose denominator contains letters is returned unchanged.
+    """
     while not any(letters for _, _, letters in value.bottom):
         below = max(value.bottom, key=lambda term: term[:2])
         if below[:2] == (1, 0):

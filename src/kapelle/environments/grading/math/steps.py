@@ -1,9 +1,9 @@
-"""Splits a worked solution into steps and recomputes each step, to label data for models that judge solutions step by step.
+"""Split a worked solution into steps and check each step, to label training data for process reward models.
 
-A solution is searched for equations such as `120+12=132` or `48/2=24`, wherever they occur: in running text, in GSM8K's
-annotations `<<48/2=24>>`, or in a chain. Each `=` ends a step, which is correct if both of its sides have the same value.
-If the question is itself a calculation (`47+85`) and the solution begins with an equation, the first side of that equation is a
-step too and must have the value of the question.
+A solution is searched for equations such as `120+12=132` or `48/2=24` in running text, in the annotations `<<48/2=24>>` of
+GSM8K, and in chains of equations. Each `=` ends a step, and a step is correct if both sides of the equation have the same
+value. If the question is itself a calculation (`47+85`) and the solution begins with an equation, the first side of that
+equation is also a step and must have the value of the question.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _EQUALS = re.compile(" ?= ?")
 
 @dataclass(frozen=True, slots=True)
 class WorkedStep:
-    """One step of a solution."""
+    """A step of a worked solution."""
 
     end: int
-    """Number of characters of the solution up to the end of this step."""
+    """The number of characters of the solution up to the end of this step."""
     right: bool
-    """Whether this step and all steps before it are correct; steps after a mistake do not count as progress (arXiv 2305.20050)."""
+    """Whether this step and all previous steps are correct. Steps after a mistake do not count as progress (arXiv:2305.20050)."""
 
 
 def worked_steps(question: str, solution: str) -> list[WorkedStep]:
-    """Return the steps of a solution in order; empty if it has no equation.
+    """Return the steps of a solution in order, or an empty list if the solution contains no equation.
 
-    A result with decimals may be rounded: `10/3=3.33` is correct. A step with a side that cannot be parsed or divides by zero is
-    incorrect.
+    A decimal result may be rounded: `10/3=3.33` is correct. A step is incorrect if one of its sides cannot be parsed or divides
+    by zero.
     """
     asked = _worth(question)
     steps: list[WorkedStep] = []

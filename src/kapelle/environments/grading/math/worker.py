@@ -1,4 +1,4 @@
-"""Runs math-verify: compares two LaTeX strings in a forked process that can be killed."""
+"""Compare LaTeX strings with math-verify in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ WARM = (
 
 
 def compare(question: Json) -> Json:
-    """Return whether `gold` and `answer` mean the same in both orders, or the name of the one that cannot be parsed.
+    """Return whether `gold` and `answer` are equal in both orders, or the name of the string that cannot be parsed.
 
-    Only the library's LaTeX parser reads them. The library's parser for plain expressions evaluates Python and is never used.
-    The library's time limits use `signal.alarm` and silently return False, so they are off, and the process is killed instead.
+    Both strings are parsed only with the LaTeX parser of math-verify. The parser of math-verify for plain expressions evaluates
+    Python code and is never used. The time limits of math-verify use `signal.alarm` and silently return False, so these limits
+    are disabled; a process that exceeds the limits of its pool is killed instead.
     """
     # A forked child inherits this import.
     from math_verify import LatexExtractionConfig, parse, verify

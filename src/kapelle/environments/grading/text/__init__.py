@@ -1,1 +1,1 @@
-"""Answers that are compared as text: letters of options, words, JSON, regular expressions and tool calls."""
+"""Graders that compare answers as strings: letters of options, words, JSON, regular expressions and tool calls."""

@@ -1,8 +1,9 @@
-"""Score an argument by rules for evidence, structure and consistency; each score is a multiple of 1/4 and is explained.
+"""Score an argument by rules for evidence, structure and consistency.
 
-The rules judge form, not truth: a well-structured false argument can satisfy them, and a model that is
-trained only on these rules learns only the form. Keywords are not counted twice: a sentence counts for only one kind of
-evidence, and a repeated sentence does not count.
+Each score is a multiple of 1/4 and comes with an explanation. The rules judge the form of an argument, not its truth: a
+well-structured false argument can satisfy them, and a model that is trained only on these rules learns only the form. A
+sentence counts for only one kind of evidence, and a repeated sentence is ignored, so that repeated keywords do not increase the
+score.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from kapelle.environments.grading.text.extraction import said
 
 @dataclass(frozen=True, slots=True)
 class ArgumentScore:
-    """The verdict on the texts of one side."""
+    """The scores of the texts of one side of a debate."""
 
     evidence: float
-    """Share of the kinds in `EVIDENCE` that occur in the texts, each in a separate sentence; in [0, 1] like the other scores."""
+    """Fraction of the kinds of evidence in `EVIDENCE` that occur in the texts, each in a separate sentence. All scores lie in
+    [0, 1]."""
     structure: float
-    """Share of four signs of structure: an opening on the topic, moderate sentence length, ordered points, a conclusion."""
+    """Fraction of the four signs of structure that are present: an opening on the topic, moderate sentence length, ordered
+    points and a conclusion."""
     consistency: float
-    """Share of four signs of consistency."""
+    """Fraction of the four signs of consistency that are present."""
     explanations: Mapping[str, str]
-    """The signs that are present and missing, for each score."""
+    """Mapping from the name of each score to an explanation that lists the present and the missing signs."""
 
     @property
     def total(self) -> float:
@@ -60,7 +63,10 @@ _CONCEDES = re.compile(
 def score_argument(
     texts: Sequence[str], topic: str, side: str, rivals: Sequence[str], others: Sequence[str]
 ) -> ArgumentScore:
-    """Score the texts of one side; `rivals` are the other sides' texts, `others` their names."""
+    """Score the texts of one side of a debate.
+
+    `rivals` are the texts of the opposing sides, and `others` are the names of these sides.
+    """
     own = [(spoken.text or "").strip() for spoken in map(said, texts)]
     sentences = _sentences(own)
     distinct = list(dict.fromkeys(_plain(sentence) for sentence in sentences))
@@ -115,7 +121,7 @@ _PLAIN = frozenset(_PLAIN_WORDS.split())
 
 
 def content_words(text: str) -> frozenset[str]:
-    """Return the words of a text that carry meaning, in lower case."""
+    """Return the set of meaningful words of a text in lower case, without common words such as `the`."""
     return frozenset(w for w in _WORD.findall(text.casefold()) if len(w) > 2 and w not in _PLAIN)
 
 

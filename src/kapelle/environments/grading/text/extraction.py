@@ -1,8 +1,8 @@
 """Find the final answer in a text by explicit rules, which are tried in the given order.
 
-A rule has one of three results: its mark is missing (the next rule is tried), it finds the answer,
-or its mark is present but the answer is ambiguous, in which case the text has no answer. The last case stops
-the search, so that another rule cannot accept an ambiguous answer.
+A rule looks for its mark and has one of three results. If the mark is missing, the next rule is tried. If the mark gives an
+answer, the search ends with this answer. If the mark is present but the answer is ambiguous, the text has no answer, and the
+search also ends, so that another rule cannot accept an ambiguous answer.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ from kapelle.runtime.characters import CHAT_MARKS
 FORMULA = re.compile(
     r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]", re.DOTALL
 )
-r"""A formula: `$…$`, `$$…$$`, `\(…\)` or `\[…\]`. If `\(` or `\[` opens twice, the formula begins at the last opening, so that
-the search takes linear time."""
+r"""A regular expression for a formula: `$…$`, `$$…$$`, `\(…\)` or `\[…\]`. If `\(` or `\[` occurs twice before the closing
+mark, the formula begins at the last occurrence, so that the search takes linear time."""
 
 _SPACE = r"(?:\s|[,;~]|\\[,;: ]|\\q?quad)*"
 _WORD = r"(?:(?P<word>and|or)|\\(?:text|mathrm)\{\s*,?\s*(?P<text>and|or)\s*\})?"
 _BETWEEN = re.compile(_SPACE + _WORD + _SPACE)
-"""Separators of values in one answer."""
+"""Regular expression for the separators between the values of one answer."""
 _EDGE = r"(?:\$|\\[()\[\]]|\s|[,;~]|\\[,;: ]|\\q?quad)*"
 _BETWEEN_BOXES = re.compile(
     rf"{_EDGE}(?:\\text\{{[^{{}}]{{0,40}}\}}|(?:\s[a-z]{{2,15}}\s+)?(?:and|or))?{_EDGE}(?:[A-Za-z](?:_\{{?[0-9]\}}?)?\s*=\s*)?"
 )
-"""Separators of boxes in one answer."""
+"""Regular expression for the separators between the boxes of one answer."""
 _UNIT_BEHIND = re.compile(r"\s+([A-Za-z]{1,20}(?: [A-Za-z]{1,20}){0,2})\.?\s*")
 _CURRENCY = re.compile(r"(?<![\\$0-9A-Za-z{(=])\$(?=[0-9][0-9,]*(?:\.[0-9]+)?[.,;]?\s+[A-Za-z]{2})")
 
 
 def joined(text: str) -> str:
-    """Join formulas that form one answer, including a unit after them: `$1$ and $2$`, `$5$ cm`; otherwise return the text."""
+    """Join the formulas of one answer, and a unit after them, into one formula.
+
+    Examples are `$1$ and $2$` and `$5$ cm`. A string that is not of this form is returned unchanged.
+    """
     found = list(FORMULA.finditer(text))
     if not found or found[0].start() > 0 or (len(found) == 1 and found[0].end() == len(text)):
         return text
@@ -53,7 +56,7 @@ def joined(text: str) -> str:
 
 
 def _together(text: str, found: list[re.Match[str]]) -> str | None:
-    """Return the formulas as one list; None unless a comma, `and` or `or` separates them."""
+    """Return the formulas as one list, or None if anything other than a comma, `and` or `or` separates them."""
     inner = [next(part for part in match.groups() if part is not None).strip(" .,;") for match in found]
     pieces = [inner[0]]
     for before, after, formula in zip(found[:-1], found[1:], inner[1:], strict=True):
@@ -66,7 +69,10 @@ def _together(text: str, found: list[re.Match[str]]) -> str | None:
 
 
 def last_formula(text: str) -> tuple[str, int] | None:
-    """Return the last formula of a text, joined with the formulas that belong to it, and its end; None if there is none."""
+    """Return the last formula of a text and the position of its end, or None if the text has no formula.
+
+    The formula is joined with preceding formulas of the same list.
+    """
     text = without_currencies(text)
     found = list(FORMULA.finditer(text))
     if not found:
@@ -80,16 +86,16 @@ def last_formula(text: str) -> tuple[str, int] | None:
 
 
 def without_currencies(text: str) -> str:
-    """Replace the `$` of prices with a space, because it does not open a formula."""
+    """Replace the `$` of prices with a space, because this `$` does not open a formula."""
     return _CURRENCY.sub(" ", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    r"""One `\boxed{…}`, `\fbox{…}` or `\boxed7`."""
+    r"""A box in a text: `\boxed{…}`, `\fbox{…}` or `\boxed7`."""
 
     content: str | None
-    """The content; None for a box that is never closed."""
+    """The content of the box, or None if the box is not closed."""
     start: int
     end: int
 
@@ -98,7 +104,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|([0-9A-Za-z])(?!\w|[.,][0-9]))")
 
 
 def boxes(text: str) -> list[Box]:
-    """Return the outermost boxes in order; a box that is never closed comes last."""
+    """Return the outermost boxes of a text in order; a box that is not closed comes last."""
     found: list[Box] = []
     place = 0
     while opening := _BOX.search(text, place):
@@ -119,19 +125,21 @@ def boxes(text: str) -> list[Box]:
 
 
 ExtractionRule = Literal["hash", "last_box", "first_box", "only_box", "tag", "last_number", "prose", "whole"]
-"""`hash`: the text after `####` on the same line; all such marks must agree. `last_box`, `first_box`: the content
-of the last or first `\\boxed{…}`. `only_box`: the content of every box; all boxes must agree. `tag`: the content of
-`<answer>…</answer>`; all such tags must agree. `last_number`: the last number of the text. `prose`: the last formula or
-number after `answer is` if it follows the last box; otherwise the last box, or without a box the last formula or number
-of the text. `whole`: the text itself. Boxes and formulas that are separated by a comma, `and` or `or` form one answer."""
+"""The name of a rule that extracts the final answer. `hash` takes the text after `####` on the same line; if `####` occurs
+several times, all contents must agree. `last_box` and `first_box` take the content of the last or the first `\\boxed{…}`.
+`only_box` takes the content of every box; all boxes must agree. `tag` takes the content of `<answer>…</answer>`; if there
+are several such tags, all contents must agree. `last_number` takes the last number of the text. `prose` takes the last
+formula or number after `answer is` if this phrase follows the last box. Otherwise `prose` takes the last box, or the last
+formula or number of a text without a box. `whole` takes the entire text. Boxes and formulas that are separated by a comma,
+`and` or `or` form one answer."""
 
 MAX_TEXT = 200_000
-"""Maximum number of characters in a text that is searched."""
+"""Maximum number of characters in a text that is searched for an answer."""
 
 MAX_NESTED = 4
 """Maximum depth of nested boxes."""
 MAX_MARKS = 50
-"""Maximum number of answers that a text may mark; a text with more marks is guessing."""
+"""Maximum number of marked answers in a text. A text with more marked answers is considered a guess and has no answer."""
 
 
 _MARKS: Mapping[ExtractionRule, str] = {
@@ -144,22 +152,22 @@ _MARKS: Mapping[ExtractionRule, str] = {
 
 
 def marked(answer: str, rule: ExtractionRule) -> str:
-    """Return the answer with the rule's mark around or before it, if the rule has one."""
+    """Return the answer with the mark of the rule added, if the rule uses a mark."""
     return _MARKS.get(rule, "{}").format(answer)
 
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """An answer, or the reason why there is none."""
+    """The final answer of a text, or the reason why the text has none."""
 
     text: str | None
     problem: str = ""
 
 
 def extract(text: str, rules: Sequence[ExtractionRule]) -> Extraction:
-    """Return the final answer of a text by the first rule whose mark occurs in the text.
+    """Return the final answer of a text, found by the first rule whose mark occurs in the text.
 
-    Only the text of the turn itself counts; see `said`. Every rule except `whole` also ignores code fences and quoted
+    Only the part of the text that `said` returns is searched. Every rule except `whole` also ignores code fences and quoted
     lines (`> …`).
     """
     spoken = said(text)
@@ -173,12 +181,11 @@ def extract(text: str, rules: Sequence[ExtractionRule]) -> Extraction:
 
 
 def said(text: str) -> Extraction:
-    """Return the part of a turn that others read, or the reason why it is unknown.
+    """Return the part of a model's turn that other participants read, or the reason why this part cannot be determined.
 
-    `<think>…</think>` and everything after an end-of-turn token are removed, so that a model
-    cannot write the user's next turn. Characters that make a text look
-    different from its content are replaced (zero-width characters, digits of other scripts, look-alike minus signs) or
-    rejected (text direction overrides, NUL, lone surrogates).
+    The function removes `<think>…</think>` and everything after an end-of-turn token, so that a model cannot write the next
+    turn of the user. Characters that are displayed differently from their meaning are replaced (zero-width characters, digits
+    of other scripts, look-alike minus signs) or rejected (marks of text direction, NUL, lone surrogates).
     """
     if len(text) > MAX_TEXT:
         return Extraction(None, f"The text has {len(text):,} characters; at most {MAX_TEXT:,} are read.")
@@ -189,7 +196,7 @@ def said(text: str) -> Extraction:
 
 
 def own_turn(text: str) -> str:
-    """Return the unchanged part of a turn that others read: without thinking and without text after the end of the turn."""
+    """Return a model's turn without its thinking and without any text after the end of the turn, otherwise unchanged."""
     spoken = CHAT_MARKS.split(text, maxsplit=1)[0]
     return spoken.rpartition("</think>")[2].partition("<think>")[0]
 
@@ -200,7 +207,7 @@ _DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c\x00\ud800
 
 
 def clean(text: str) -> str | None:
-    """Return a text as a reader sees it, with ASCII digits and minus signs; None if its appearance is uncertain."""
+    """Return a string as it is displayed, with ASCII digits and minus signs, or None if its display is ambiguous."""
     if _DIRECTION.search(text):
         return None
     if text.isascii():
@@ -218,7 +225,7 @@ _NOT_OWN = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```|\Z)|^[ \t]*>[^\n]*$", re.DOTA
 
 
 def _own(text: str) -> str:
-    """Return a text without code fences and quoted lines."""
+    """Return the text without code fences and quoted lines."""
     return _NOT_OWN.sub("", text)
 
 
@@ -234,7 +241,7 @@ _STRUCTURE = re.compile(
 
 
 def _unemphasised(text: str) -> str:
-    """Return a text without Markdown marks for headings, lists and emphasis, and without struck-out words."""
+    """Return the text without Markdown marks for headings, lists and emphasis, and without struck-out words."""
     return _STRUCTURE.sub("", _EMPHASIS.sub(r"\g<words>", text))
 
 
@@ -287,7 +294,7 @@ def _last_box(text: str) -> Extraction | None:
 
 
 def _first_box(text: str, *, only: bool = False) -> Extraction | None:
-    """Return the content of the first box; with `only`, all other boxes must agree with it."""
+    """Return the content of the first box; with `only`, the extraction fails unless all boxes have the same content."""
     contents = [box.content for box in boxes(_own(text))]
     if only and len(set(contents)) > 1:
         return Extraction(None, f"The {len(contents)} boxes have different contents.")
@@ -316,7 +323,7 @@ def _box(content: str | None, count: int) -> Extraction:
 # If the number is part of an expression, a time, a date or a name, the text has no answer.
 
 GROUPS = r"[1-9][0-9]{0,2}(?P<gap>[ ,'’_~\u00a0\u2007\u2009\u202f]|\\[,;:! ]|\{(?:,|\\,)\}|,\\!)[0-9]{3}(?:(?P=gap)[0-9]{3})*(?![0-9])"
-"""An integer with thousands separators."""
+"""Regular expression for an integer with thousands separators."""
 SCALES = {
     "hundred": 10**2,
     "thousand": 10**3,
@@ -325,7 +332,7 @@ SCALES = {
     "trillion": 10**12,
     "dozen": 12,
 }
-"""Words after a number that multiply it."""
+"""Mapping from words that multiply the preceding number to their values."""
 HALVES = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _FRACTION = r"\\[dt]?frac(?:\{-?[0-9]+\}\{[0-9]+\}|[0-9]{2})"
 _LITERAL = re.compile(
@@ -407,7 +414,7 @@ _UNSEEN = re.compile(r"[\s$\\!.]")
 
 
 def _conclusion(text: str) -> Extraction | None:
-    """Return the last formula of a text, or a number that follows it."""
+    """Return the last formula of a text, or the last number if it follows this formula."""
     formula = last_formula(text)
     number = _last_number(without_currencies(text)[formula[1] :] if formula else text)
     if number is not None and (number.text is not None or formula is None):
@@ -448,12 +455,16 @@ _DENIES = re.compile(
 
 
 MAX_STATEMENT = 400
-"""Maximum number of characters that are read of the last line."""
+"""Maximum number of characters of the last line that are read."""
 _AROUND = "$ \t\n.*`\"'"
 
 
 def statements(text: str) -> list[str]:
-    """Return what a text may state: the whole text, the end of its last line after `is` or `:`, or what it calls correct."""
+    """Return the parts of a text that may be its answer.
+
+    These are the whole text, its last line, and the ends of this line after a word such as `is` or a colon. In a line such as
+    `B is the correct answer`, only the part before `is` is used.
+    """
     plain = _EMPHASIS.sub(r"\g<words>", _WRAPPED.sub(r"\1", text)).strip(_AROUND)
     line = plain.rpartition("\n")[2][-MAX_STATEMENT:]
     agreed = _AGREES.fullmatch(line)
@@ -475,9 +486,10 @@ T = TypeVar("T")
 def read_answer(
     text: str, rules: Sequence[ExtractionRule], read: Callable[[str], T | None], otherwise: str
 ) -> T | Grade:
-    """Return the final answer of a text, parsed by `read`; the verdict `no_answer` if there is no answer.
+    """Return the final answer of a text, parsed by `read`, or the verdict `no_answer` if there is no valid answer.
 
-    `read` returns None for an invalid answer; the explanation then describes the answer as `otherwise`.
+    `read` must return None for an invalid answer. The explanation of the verdict then describes the answer with the string
+    `otherwise`.
     """
     found = extract(text, rules)
     if found.text is None:
@@ -487,6 +499,6 @@ def read_answer(
 
 
 def answer_in(text: str, rules: Sequence[ExtractionRule], read: Callable[[str], T | None]) -> T | None:
-    """Return the final answer of a text, parsed by `read`; None if there is no answer."""
+    """Return the final answer of a text, parsed by `read`, or None if there is no answer."""
     found = extract(text, rules).text
     return None if found is None else read(found)

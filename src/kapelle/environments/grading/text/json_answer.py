@@ -1,4 +1,4 @@
-"""JSON answers, which are parsed with limits and compared by value and type."""
+"""Parse JSON answers within limits and compare them by value and type."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAX_EXPONENT = 308
 
 
 class NotJson(Exception):
-    """A text that is not a JSON value within the limits."""
+    """Raised for a string that is not a JSON value or exceeds the limits."""
 
 
 def parse_json(text: str) -> Json:
-    """Return the JSON value of a text; numbers with a fraction or exponent become Decimals.
+    """Parse a string as JSON; numbers with a fraction or an exponent become Decimals.
 
-    Raises NotJson for anything else: a text that is too long or too deeply nested, a repeated key, NaN, Infinity, a number of
-    absurd size, or text before or after the value.
+    Raises NotJson if the string is too long or too deeply nested, repeats a key, contains NaN, Infinity or a number that is too
+    large, or has text before or after the JSON value.
     """
     if len(text) > MAX_CHARACTERS:
         raise NotJson(f"It has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read.")
@@ -77,7 +77,8 @@ def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 def same_json(one: Json, other: Json) -> bool:
     """Return whether two JSON values are equal; the comparison is symmetric.
 
-    The order of keys is ignored; the order of list items matters. 1 equals 1.0, and neither equals true or "1".
+    The order of keys is ignored, but the order of list items matters. The number 1 equals 1.0, and neither equals true or the
+    string "1".
     """
     if isinstance(one, dict) and isinstance(other, dict):
         ours, theirs = ({composed(key): value for key, value in each.items()} for each in (one, other))
@@ -99,7 +100,7 @@ _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
 
 def unfenced(text: str) -> str:
-    """Return the content of the code fence if the text is a single code fence, otherwise the text."""
+    """Return the content of the code fence if the string is a single code fence; otherwise return the string unchanged."""
     fence = _FENCE.fullmatch(text.strip())
     return fence[1] if fence and "```" not in fence[1] else text
 
@@ -109,7 +110,10 @@ _BRACKETED = re.compile(r"[^\[{]*?\s([\[{].*[\]}])[^\]}\"]*", re.DOTALL)
 
 
 def _stated(text: str) -> str:
-    """Return the JSON in a text: the content of its only code fence, or an object or list between sentences; otherwise the text."""
+    """Return the part of a text that may be JSON.
+
+    This part is the content of the only code fence, or an object or list between sentences; otherwise it is the whole text.
+    """
     fences = _FENCED.findall(text)
     body = fences[0].strip() if len(fences) == 1 else text.strip()
     among = _BRACKETED.fullmatch(f"\n{body}")

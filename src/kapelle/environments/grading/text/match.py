@@ -1,4 +1,4 @@
-"""Answers that are compared as text."""
+"""Compare answers as strings: exact matches, options chosen by letter, and regular expressions."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _EMPTY_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
 
 def composed(text: str) -> str:
-    """Return a text with each letter and its accents as one character (NFC)."""
+    """Return a string in Unicode normal form NFC, in which a letter with its accents is one character."""
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def plain_text(answer: str) -> str:
-    """Return an answer with composed accents and without spaces, except for a single space between words."""
+    """Return an answer in Unicode normal form NFC and without white space, except for a single space between words."""
     return _EMPTY_SPACE.sub("", " ".join(composed(answer).split()))
 
 
 def grade_exact(text: str, gold: str, rules: Sequence[ExtractionRule]) -> Grade:
-    """Return whether the final answer of a text equals the gold answer, ignoring white space."""
+    """Return whether the final answer of a text equals the gold answer, ignoring differences in white space."""
     found = extract(text, rules)
     if found.text is None:
         return no_answer(found.problem)
@@ -53,8 +53,9 @@ _LETTER = re.compile(
 def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequence[ExtractionRule]) -> Grade:
     """Return whether a text chooses the option with the letter `gold` and no other option.
 
-    `options` maps letters to the words of the options. An answer may give the letter, exactly those words, or both, alone or in
-    a sentence (`The answer is B.`). A letter with the words of a different option chooses no option.
+    `options` is a mapping from the letter of each option to its words. An answer may give the letter, the exact words of the
+    option, or both, alone or in a sentence (`The answer is B.`). An answer that combines a letter with the words of a different
+    option is invalid.
     """
     assert gold in options, "the gold letter is one of the options"
     found = extract(text, rules)
@@ -71,7 +72,7 @@ def grade_choice(text: str, gold: str, options: Mapping[str, str], rules: Sequen
 
 
 def _picked(said: str, options: Mapping[str, str]) -> str | None:
-    """Return the letter of the chosen option, given its letter, its words or both; None for anything else."""
+    """Return the letter of the option that is named by its letter, its words or both, or None if no option matches."""
     match = _LETTER.fullmatch(said)
     letter = match["letter"].casefold() if match else None
     words = _words(match["inside"] or match["words"] or "") if match else ""
@@ -89,11 +90,11 @@ def _words(text: str) -> str:
 # -------- Answers that must match a regular expression from the dataset
 
 MAX_CHARACTERS = 10_000
-"""Maximum number of characters in an answer that is matched."""
+"""Maximum number of characters in an answer that is matched with a regular expression."""
 
 
 def regex_processes(size: int = 2, limits: AnswerLimits | None = None) -> KillableProcesses:
-    """Return a pool that matches up to `size` regular expressions at a time; further requests wait."""
+    """Return a pool of processes that match up to `size` regular expressions concurrently; further requests wait."""
     # The pool runs this module as a program; see the end of this file.
     return KillableProcesses("kapelle.environments.grading.text.match", size, limits)
 
@@ -101,10 +102,10 @@ def regex_processes(size: int = 2, limits: AnswerLimits | None = None) -> Killab
 def grade_regex(
     text: str, pattern: str, rules: Sequence[ExtractionRule], processes: KillableProcesses
 ) -> Grade:
-    """Return whether the entire final answer of a text matches a pattern.
+    """Return whether the entire final answer of a text matches a regular expression.
 
-    Matching runs in a killable process. If the pattern backtracks for too long, the verdict is `no_answer`; if the process
-    fails, it is `ungraded`. Raises ValueError for an invalid pattern, which is an error in the dataset.
+    The match runs in a process that can be killed. If matching exceeds the time limit, the verdict is `no_answer`; if the
+    process crashes, the verdict is `ungraded`. Raises ValueError for an invalid pattern, which is an error in the dataset.
     """
     try:
         re.compile(pattern)

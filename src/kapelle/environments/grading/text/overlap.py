@@ -1,11 +1,11 @@
-"""Similarity of a text to a reference (ROUGE, chrF and BLEU), and a penalty for a wrong length.
+"""Compute the similarity of a text to a reference (ROUGE, chrF and BLEU) and a penalty for a wrong length.
 
 The packages `rouge-score` (ROUGE, 2004, in Google's implementation) and `sacrebleu` (chrF, 2015; BLEU, 2002) compute the
-measures of one text against one or more references, scaled to [0, 1]. They compare words and letters, not meaning. The BLEU
-or chrF of a corpus differs from the mean over its sentences.
+metrics of one text against one or more references. All values are scaled to [0, 1]. These metrics compare words and characters,
+not meaning. The BLEU or chrF score of a corpus differs from the mean of the scores of its sentences.
 
-`rouge_l`, `rouge_1`, `rouge_2`, `rouge_lsum`, `chrf` and `bleu` are reward functions: they take `completion` and the row's
-column `reference`.
+`rouge_l`, `rouge_1`, `rouge_2`, `rouge_lsum`, `chrf` and `bleu` are reward functions: their arguments are the `completion` and
+the column `reference` of the dataset row.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.settings.base import Settings
 
 Metric = Literal["rouge1", "rouge2", "rougeL", "rougeLsum", "chrf", "chrf++", "bleu"]
-"""`rouge1`, `rouge2`: words and pairs of words; `rougeL`: the longest common subsequence of words, `rougeLsum` line by line. All
-ROUGE metrics are F1 scores, optionally after Porter stemming. `chrf`: letters, F2; `chrf++`: words too. `bleu`: up to four
-consecutive words, smoothed (`exp`), with an order no higher than the text allows."""
+"""The name of a similarity metric. `rouge1` and `rouge2` compare single words and pairs of consecutive words. `rougeL` uses the
+longest common subsequence of words, and `rougeLsum` computes this subsequence line by line. All ROUGE metrics are F1 scores,
+optionally after Porter stemming. `chrf` is the F2 score of character n-grams, and `chrf++` also includes word n-grams.
+`bleu` compares sequences of up to four words with exponential smoothing (`exp`); for short texts, the maximum n-gram order
+is reduced to the length of the text."""
 BleuTokeniser = Literal["13a", "intl", "char", "zh", "none"]
-"""Tokenisation for BLEU: `13a` suits most languages, `intl` follows Unicode, `char` and `zh` suit text without spaces, `none`
-splits at spaces."""
+"""The tokenisation of texts for BLEU. `13a` suits most languages, `intl` follows Unicode, `char` and `zh` suit languages
+without spaces between words, and `none` splits at spaces."""
 MAX_WORDS = 1_000
-"""Maximum number of words in an answer; a longer answer scores 0, because the time for ROUGE-L grows with the product of both
-lengths."""
+"""Maximum number of words in an answer. A longer answer scores 0, because the computation time of ROUGE-L grows with the
+product of the lengths of the answer and the reference."""
 MAX_CHARACTERS = 20_000
 
 
 def check_packages(metrics: Mapping[Metric, float]) -> None:
-    """Raise ConfigError, which names the extra to install, if a metric's package is missing."""
+    """Raise ConfigError if the optional package of a metric is missing; the message names the extra to install."""
     for metric in metrics:
         package = "rouge_score" if metric.startswith("rouge") else "sacrebleu"
         if find_spec(package) is None:
@@ -54,9 +56,10 @@ def similarity(
     stem: bool = False,
     tokeniser: BleuTokeniser = "13a",
 ) -> float:
-    """Return the similarity of a text to the nearest reference (BLEU: to all references together), in [0, 1].
+    """Return the similarity of a text to the most similar reference, in [0, 1]; BLEU uses all references together.
 
-    An empty or oversized text scores 0. `stem` applies to ROUGE (only English), `tokeniser` to BLEU.
+    An empty or oversized text scores 0. `stem` enables English stemming for ROUGE, and `tokeniser` selects the tokenisation for
+    BLEU.
     """
     if not text.strip() or too_long(text):
         return 0.0
@@ -81,7 +84,7 @@ def _rouge(metric: Metric, stem: bool) -> Any:
 
 
 class _Words:
-    """Splits text in any alphabet into words for ROUGE."""
+    """A tokeniser for ROUGE that splits text in any alphabet into words."""
 
     def tokenize(self, text: str) -> list[str]:
         """Return the words of a text in lower case."""
@@ -126,26 +129,27 @@ bleu = _rewarding("bleu")
 
 
 class Length(Settings):
-    """The required length of a text, and the penalty for missing it.
+    """The required length of a text and the penalty for a different length.
 
-    A text that misses the length by a fraction d (10 words beyond 40 are d = 0.25) keeps 1 − min(1, penalty·d) of its score.
+    A text whose length deviates from the limits by a fraction d keeps the fraction 1 − min(1, penalty·d) of its score. For
+    example, 50 words with a maximum of 40 give d = 0.25.
     """
 
     target: int | None = Field(default=None, ge=1)
-    """Target length; a deviation of up to `tolerance` is not penalised."""
+    """Target length of the text, in `unit`. A relative deviation of at most `tolerance` is not penalised."""
     tolerance: float = Field(default=0.1, ge=0.0)
-    """Deviation without penalty, as a fraction of the target."""
+    """Maximum deviation from `target` without a penalty, as a fraction of `target`."""
     most: int | None = Field(default=None, ge=1)
-    """Greatest length without penalty."""
+    """Maximum length without a penalty, in `unit`."""
     least: int | None = Field(default=None, ge=1)
-    """Smallest length without penalty."""
+    """Minimum length without a penalty, in `unit`."""
     unit: Literal["words", "characters", "tokens"] = "words"
-    """Unit of length: words separated by spaces, characters, or tokens of `tokeniser`."""
+    """Unit of length: `words` (separated by white space), `characters`, or `tokens` of `tokeniser`."""
     tokeniser: str | None = None
-    """For `unit: tokens`: the folder of a model with `tokenizer.json`, or that file itself."""
+    """Tokeniser for `unit: tokens`: the path of a model folder that contains `tokenizer.json`, or the path of this file."""
     penalty: float = Field(default=1.0, gt=0.0)
-    """Factor of the penalty: the lost fraction of the score is `penalty` times the fraction by which the length is missed. Large
-    values make the length a hard limit."""
+    """Factor of the penalty. The fraction of the score that is lost is `penalty` times the relative deviation from the
+    permitted length. With a large value, the length is a hard limit."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Length:
@@ -164,12 +168,12 @@ class Length(Settings):
         return self
 
     def check(self) -> None:
-        """Raise ConfigError if the tokeniser cannot be read."""
+        """Raise ConfigError if the tokeniser cannot be loaded."""
         if self.tokeniser is not None:
             _tokeniser(self.tokeniser)
 
     def count(self, text: str) -> int:
-        """Return the length of a text in `unit`."""
+        """Return the length of a text in the configured unit."""
         if self.unit == "words":
             return len(text.split())
         if self.unit == "characters":
@@ -178,7 +182,7 @@ class Length(Settings):
         return len(_tokeniser(self.tokeniser).encode(text.strip(), add_special_tokens=False).ids)
 
     def missed(self, count: int) -> float:
-        """Return the fraction by which a text misses the length; 0 within the limits."""
+        """Return the relative deviation of the length `count` from the permitted length; 0 if the length is permitted."""
         low, high = float(self.least or 0), (math.inf if self.most is None else float(self.most))
         if self.target is not None:
             low, high = self.target * (1 - self.tolerance), self.target * (1 + self.tolerance)
@@ -187,11 +191,11 @@ class Length(Settings):
         return (low - count) / low if count < low else 0.0
 
     def kept(self, count: int) -> float:
-        """Return the fraction of the score that a text of this length keeps, in [0, 1]."""
+        """Return the fraction of its score, in [0, 1], that a text of length `count` keeps."""
         return max(0.0, 1.0 - self.penalty * self.missed(count))
 
     def __str__(self) -> str:
-        """Return the description for agents."""
+        """Return a description of the required length for the prompt of an agent."""
         if self.target is not None:
             return f"about {self.target} {self.unit}"
         if self.least is not None and self.most is not None:

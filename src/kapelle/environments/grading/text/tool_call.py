@@ -1,11 +1,11 @@
-"""Tool calls, compared with the accepted calls of the Berkeley Function Calling Leaderboard (BFCL).
+"""Compare tool calls with the accepted calls of the Berkeley Function Calling Leaderboard (BFCL).
 
-An accepted call lists every correct value of each argument; an empty string among these values means that
-the argument is optional (as in the `possible_answer` files of BFCL v4). Parallel calls are matched in any
-order, as in BFCL.
+An accepted call lists every correct value of each argument. An empty string among these values means that the argument is
+optional (as in the `possible_answer` files of BFCL v4). As in BFCL, parallel calls are matched in any order.
 
-The comparison is stricter where the leaderboard treats different values as equal: numbers and formulas in strings
-(`same_words`), true and 1, and nested lists and mappings, which this module compares at all levels.
+The comparison is stricter than that of the leaderboard, which treats some different values as equal. This module distinguishes
+different numbers and formulas in strings (`same_words`), distinguishes true from 1, and compares nested lists and mappings at
+all levels.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ Form = Literal["hermes", "llama", "pythonic", "mistral", "deepseek", "glm", "qwe
 
 MAX_CALLS = 64
 MAX_PYTHON = 10_000
-"""Maximum number of characters in a pythonic call."""
+"""Maximum number of characters in the calls of a text in Python syntax."""
 MAX_DEPTH = 16
-"""Maximum depth of nested brackets in a pythonic call."""
+"""Maximum depth of nested brackets in calls in Python syntax, and of nested schemas that are checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """One call: the tool's name and a mapping from argument names to JSON values."""
+    """A tool call with the name of the tool and a mapping from argument names to JSON values."""
 
     name: str
     arguments: Mapping[str, Json]
@@ -60,21 +60,21 @@ class ReadCall:
 
 @dataclass(frozen=True, slots=True)
 class UnreadCall:
-    """One call whose arguments are not a JSON object; the arguments are kept as they were written."""
+    """A tool call whose arguments are not a JSON object; the arguments are stored as the string that the model wrote."""
 
     name: str
     arguments: str
 
 
 class NotCalls(Exception):
-    """A text with an invalid tool call."""
+    """Raised for a text with an invalid tool call."""
 
 
 def parse_calls(text: str, forms: Sequence[Form], schemas: Sequence[Json] = ()) -> tuple[ReadCall, ...]:
-    """Return the calls of a text in the first of `forms` that the text uses; empty if it has no calls.
+    """Return the calls of a text in the first of `forms` that the text uses, or an empty tuple if it contains no calls.
 
-    Raises NotCalls for a text that uses a form incorrectly. The `schemas` of the tools define which values in `glm` and
-    `qwen_coder` are strings, which these forms write without quotes.
+    Raises NotCalls if the text does not follow the form that it uses. The forms `glm` and `qwen_coder` write strings without
+    quotes; the `schemas` of the tools define which values are strings.
     """
     spoken = said(text)
     # A token that ends a message in harmony ends the turn in the other forms.
@@ -106,11 +106,11 @@ _SPANS: Mapping[Form, re.Pattern[str]] = {
     "pythonic": re.compile(r"\A.*", re.DOTALL),
     "deepseek": re.compile(r"<｜tool▁calls?▁begin｜>(?:.*<｜tool▁calls?▁end｜>|.*)", re.DOTALL),
 }
-"""For each form, the part of a text that contains calls."""
+"""Mapping from each form to a regular expression for the part of a text that contains calls."""
 
 
 def beside_calls(text: str, form: Form) -> str:
-    """Return the part of a text outside its calls; empty for forms in which a text consists only of calls."""
+    """Return the part of a text outside its calls; this part is empty for forms in which a text consists only of calls."""
     if form == "harmony":
         others = (each for each in harmony_messages(text) if each.recipient is None)
         return "\n".join(each.text for each in others if each.channel != "analysis").strip()
@@ -118,7 +118,7 @@ def beside_calls(text: str, form: Form) -> str:
 
 
 def _is_quoted(text: str, form: Form) -> bool:
-    """Return whether a call is in a code block, a comment, a quoted line or quotes."""
+    """Return whether a call occurs in a code block, a comment, a quoted line or quotes."""
     for call in () if form == "harmony" else _SPANS[form].finditer(text):
         before, behind = text[: call.start()], text[call.end() :]
         around = before.rstrip()[-1:] + behind.lstrip()[:1]
@@ -144,7 +144,10 @@ _WHOLE = re.compile(r"```[\w-]*[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
 
 
 def _mentions_call(text: str, tools: Collection[str]) -> bool:
-    """Return whether a text may contain a call in any form; calls of `tools` may have positional arguments."""
+    """Return whether a text may contain a call in any form.
+
+    The arguments of calls of `tools` may also be positional.
+    """
     if _MARK.search(text):
         return True
     with suppress(NotCalls):
@@ -159,7 +162,7 @@ _TAG = re.compile(r"</?tool_call>")
 
 
 def _tagged(text: str) -> list[str] | None:
-    """Return the text between each `<tool_call>` and `</tool_call>`; None if there is no such tag."""
+    """Return the strings between `<tool_call>` and `</tool_call>`, or None if the text has no such tag."""
     marks = list(_TAG.finditer(text))
     if not marks:
         return None
@@ -266,14 +269,14 @@ _IN_PAIRS: Mapping[Form, Callable[[str, Mapping[str, Json]], ReadCall]] = {
     "glm": _glm,
     "qwen_coder": _qwen_coder,
 }
-"""Forms that write keys and values alternately, with strings without quotes."""
+"""Mapping from each form that alternates keys and values, with unquoted strings, to the function that parses one call."""
 
 
 def _unquoted(text: str, schema: Json, key: str) -> Json:
-    """Return the value of an argument, which is written without quotes if it is a string, otherwise as JSON.
+    """Return the value of an argument that is written without quotes if it is a string, and as JSON otherwise.
 
-    If only the string fits the schema, the value is a string: 42 is a string if the schema allows a string or null. If both
-    the string and the JSON value fit, the argument is read as JSON.
+    If the schema allows the string but not the JSON value, the value is a string: 42 is read as a string if the schema allows a
+    string or null. If the schema allows both, the argument is read as JSON.
     """
     own = _inside(schema, "properties", key)
     if _inside(own, "type") == "string":
@@ -291,7 +294,7 @@ _OF_PYTHON: Mapping[str, Json] = {"True": True, "False": False, "None": None}
 
 
 def _may_be(value: Json, schema: Json, root: Json, known: dict[str, bool], deep: int = 0) -> bool:
-    """Return whether a value has a type that the schema allows; unknown parts of schemas allow every value.
+    """Return whether a value has a type that the schema allows; unknown parts of a schema allow every value.
 
     `known` caches the results for references.
     """
@@ -321,7 +324,7 @@ def _may_be(value: Json, schema: Json, root: Json, known: dict[str, bool], deep:
 
 
 def _is_kind(value: Json, kind: Json) -> bool:
-    """Return whether a value has the given JSON Schema type; unknown types allow every value."""
+    """Return whether a value has the given JSON Schema type; an unknown type allows every value."""
     if value is None or isinstance(value, bool):
         own = {"null"} if value is None else {"boolean"}
     elif isinstance(value, int | Decimal):
@@ -336,12 +339,13 @@ _KINDS = frozenset({"null", "boolean", "number", "integer", "string", "array", "
 
 @dataclass(frozen=True, slots=True)
 class HarmonyMessage:
-    """One message of a response in the format of gpt-oss."""
+    """A message of a response in the format of gpt-oss."""
 
     channel: str
-    """`analysis` for thinking, `commentary` for calls and text before them, `final` for text."""
+    """The channel of the message: `analysis` for thinking, `commentary` for calls and text before calls, or `final` for the
+    final text."""
     recipient: str | None
-    """The called tool, such as `functions.look`; None for text."""
+    """The name of the called tool, such as `functions.look`, or None if the message is not a call."""
     text: str
 
 
@@ -350,7 +354,10 @@ _RECIPIENT = re.compile(r"\bto=([\w.-]+)")
 
 
 def harmony_messages(text: str) -> list[HarmonyMessage]:
-    """Return the messages of a response; the last one may be incomplete. Text without marks is one message of the channel `final`."""
+    """Return the messages of a response; the last message may be incomplete.
+
+    Text without harmony marks is returned as one message of the channel `final`.
+    """
     messages: list[HarmonyMessage] = []
     header: dict[str, str] | None = {} if text.lstrip().startswith("<|") else None
     part, place = "start", 0
@@ -395,7 +402,7 @@ _NAMED = re.compile(r"\s*([\w.-]{1,128})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])
 
 
 def _unwrapped(value: Json) -> list[Json]:
-    """Return the calls in a value: a list of calls, or a message of OpenAI's API with `tool_calls` or `function`."""
+    """Return the calls in a value: a list of calls, or a message of the OpenAI API with `tool_calls` or `function`."""
     if isinstance(value, list):
         return [call for each in value for call in _unwrapped(each)]
     if isinstance(value, dict) and isinstance(value.get("tool_calls"), list) and set(value) <= _MESSAGE:
@@ -413,7 +420,7 @@ _NEXT = re.compile(r"\s*(?:<\|python_tag\|>|[;,])?\s*")
 
 
 def _values(text: str) -> list[str]:
-    """Return the consecutive JSON objects and lists at the start of a text; prose without brackets may follow."""
+    """Return the consecutive JSON objects and lists at the start of a text as strings; prose without brackets may follow them."""
     found: list[str] = []
     place = 0
     while place < len(text) and text[place] in "{[" and len(found) <= MAX_CALLS:
@@ -543,7 +550,7 @@ _FORMS: Mapping[Form, Callable[[str], list[ReadCall] | None]] = {
 
 
 def write_calls(calls: Sequence[ReadCall | UnreadCall], form: Form) -> str:
-    """Return these calls as text in the given form; `parse_calls` reads the text back."""
+    """Return a string with the given calls in the given form, which `parse_calls` can parse."""
     if form == "pythonic":
         return f"[{', '.join(map(_as_python, calls))}]"
     if form in _IN_PAIRS:
@@ -614,11 +621,11 @@ _LETTERS = re.compile(r"[a-z]+")
 _MATHEMATICS = re.compile(r"[0-9a-z\s.,:()+*/^=-]*")
 _OPERATOR = re.compile(r"[*^+=/-]")
 _ATTACHED = frozenset({"-", "."})
-"""Optional separators between a word and a following number: `Bob-123`, `Jan.28`."""
+"""Separators between a word and a following number that may be omitted, as in `Bob-123` and `Jan.28`."""
 
 
 def same_words(one: str, other: str) -> bool:
-    """Return whether two strings are the same, ignoring case and separators between words; the comparison is symmetric."""
+    """Return whether two strings are equal, ignoring case and separators between words; the comparison is symmetric."""
     left, right = (text.lower().replace("'", '"') for text in map(composed, (one, other)))
     if left == right:
         return True
@@ -633,7 +640,10 @@ def same_words(one: str, other: str) -> bool:
 
 
 def is_formula(text: str) -> bool:
-    """Return whether a text is a formula: it has an operator, and all its words are single letters or function names."""
+    """Return whether a string is a formula.
+
+    A formula contains an operator, and all its words are single letters or names of functions.
+    """
     if not _OPERATOR.search(text) or not _MATHEMATICS.fullmatch(text):
         return False
     runs = _LETTERS.findall(text)
@@ -641,9 +651,10 @@ def is_formula(text: str) -> bool:
 
 
 def _pieces(text: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the characters that BFCL compares, with an empty character for the end, and the operators before each.
+    """Return the characters of a string that BFCL compares and, for each character, the operators before it.
 
-    Each character is paired with the marks before it that change a number.
+    Each character is paired with the preceding separators that change the value of a number. An empty character marks the end
+    of the string.
     """
     text = _DATE.sub(lambda date: "-".join(part for part in date.groups() if part and part.isdigit()), text)
     characters, marks, before = list[tuple[str, str]](), list[str](), ""
@@ -666,7 +677,7 @@ def _pieces(text: str) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 AcceptedCall = Mapping[str, Mapping[str, Sequence[Json]]]
-"""A tool's name and the correct values of each argument: `{"sqrt": {"x": [2, 2.0]}}`."""
+"""A mapping from the name of a tool to the correct values of each argument, for example `{"sqrt": {"x": [2, 2.0]}}`."""
 
 ALL_FORMS: tuple[Form, ...] = ("hermes", "llama", "pythonic")
 
@@ -679,8 +690,9 @@ def grade_tool_call(
 ) -> Grade:
     """Return whether a text makes exactly the accepted calls; if `accepted` is empty, the text must make no call.
 
-    `schemas` are the schemas of the tools, with `name` and `parameters`. If a schema requires a fraction (`number`, BFCL's
-    `float`), 5.0 is correct if 5 is accepted; otherwise an integer must be given as an integer. Required arguments must be given.
+    `schemas` are the schemas of the tools, with the keys `name` and `parameters`. If the schema type of an argument is `number`
+    (`float` in BFCL), the value 5.0 matches an accepted value of 5; for other types, an accepted integer requires an integer.
+    All required arguments must be given.
     """
     spoken = clean(text) if "harmony" in forms else said(text).text
     calls: tuple[ReadCall, ...] = ()
@@ -712,7 +724,11 @@ def grade_tool_call(
 
 
 def may_be_left_out(values: Json, required: bool = False) -> bool:
-    """Return whether an argument with these correct values is optional; a required argument is optional only if it has none."""
+    """Return whether a call may omit an argument with the given correct values.
+
+    An argument may be omitted if it has no correct value but the empty string, or if the empty string is one of its correct
+    values and the argument is not required.
+    """
     if not isinstance(values, list):
         return False
     some = any(value != "" for value in values)
@@ -720,13 +736,13 @@ def may_be_left_out(values: Json, required: bool = False) -> bool:
 
 
 def required_arguments(schemas: Sequence[Json], tool: str) -> Sequence[Json]:
-    """Return the names of a tool's required arguments."""
+    """Return the names of the required arguments of a tool."""
     names = _inside(_parameters(schemas).get(tool), "required")
     return names if isinstance(names, list) else ()
 
 
 def _parameters(schemas: Sequence[Json]) -> Mapping[str, Json]:
-    """Return a mapping from each tool to the schema of its arguments."""
+    """Return a mapping from the name of each tool to the schema of its arguments."""
     tools = [each.get("function", each) for each in schemas if isinstance(each, dict)]
     return {str(tool.get("name")): tool.get("parameters") for tool in tools if isinstance(tool, dict)}
 
@@ -786,7 +802,7 @@ def _fits(
 
 
 def _inside(schema: Json, *names: str) -> Json:
-    """Return a part of a schema; None if it is missing."""
+    """Return the part of a schema at the given path of keys, or None if the path does not exist."""
     for name in names:
         schema = schema.get(name) if isinstance(schema, dict) else None
     return schema
