@@ -832,7 +832,9 @@ async def graded(
         await reset_state(state)
         await state.step({first: answer})
         if state.movers():
-            raise EpisodeError(f"`environment.questions` ({questions.name}) has tasks that do not end after one answer. Use an environment with single-answer tasks.")
+            raise EpisodeError(
+                f"`environment.questions` ({questions.name}) has tasks that do not end after one answer. Use an environment with single-answer tasks."
+            )
         found = state.outcome()
     finally:
         await state.close()

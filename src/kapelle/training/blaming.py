@@ -81,7 +81,9 @@ def check_blame(episodes: int, samples: int, split: str) -> None:
         if type(value) is not int or value < 1:
             raise ConfigError(f"`{name}` is {value!r}. Give a whole number of at least 1.")
     if split not in SPLITS:
-        raise ConfigError(f"`split` is {split!r}, which is not a split of the data. Choose {' or '.join(map(repr, SPLITS))}.")
+        raise ConfigError(
+            f"`split` is {split!r}, which is not a split of the data. Choose {' or '.join(map(repr, SPLITS))}."
+        )
 
 
 def _groups(trainer: Trainer, run: Path | None, split: str) -> Sequence[Group]:

@@ -180,7 +180,9 @@ class Events(Toolbox):
 
     def _event(self, number: int) -> Event:
         if number not in self._events:
-            raise ToolFault(f"There is no event {str(number)[:20]}. `list_events` shows the numbers of all events.")
+            raise ToolFault(
+                f"There is no event {str(number)[:20]}. `list_events` shows the numbers of all events."
+            )
         return self._events[number]
 
     def _placed(self, event: Event, itself: int | None = None) -> Event:
