@@ -32,7 +32,7 @@ class Watching(Silent):
 
     def phase(self, name: str, detail: str) -> None:
         if name == "serving":
-            self.url = next(word for word in detail.split() if word.startswith("http")).rstrip(",.")
+            self.url = next(word for word in detail.split() if word.startswith("http")).rstrip(";,.")
         if name == "program":
             self.said.append(detail)
 
