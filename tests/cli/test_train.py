@@ -135,7 +135,7 @@ def test_a_dry_run_lists_what_it_lacks_and_finds_what_is_wrong_all_the_same(
     for wrong, why in {
         "training.tasks_per_step=100000000": "results in 800,000,000 episodes per step",
         "workflow.name=debate": "the team has only 'agent_0'",
-        "evaluation.prices={x: [1, 1]}": "names 'x', which is not an agent",
+        "evaluation.prices={x: [1, 1]}": "'x', which is not an agent",
         "optimizer.lr=-1": "'optimizer.lr' cannot be -1",
     }.items():
         refused = kapelle("train", "gpu.yaml", "--dry-run", wrong)

@@ -96,7 +96,7 @@ class TestContenders:
         ("qmix:training.steps=3", "`training.steps` cannot be set for 'qmix' alone"),
         ("qmix:team.sampling.max_tokens=3", "cannot be set for 'qmix' alone"),
         ("optimizer.lr=3", "is not a setting for one algorithm"),
-        ("qmix:optimizer.lr=[", "not YAML"),
+        ("qmix:optimizer.lr=[", "not valid YAML"),
         ("gone.yaml", "cannot be read"),
     ],
 )

@@ -91,7 +91,7 @@ def test_each_role_is_a_measure_of_a_zero_sum_game(tmp_path: Path) -> None:
     both = read_scores([tmp_path / "poker", again])
     [seat] = summarise(both, "tokens", 0, "return/ben")
     assert (seat.measure, seat.runs, seat.means["grpo"][0]) == ("return/ben", {"grpo": 2}, -1.0)
-    with pytest.raises(ConfigError, match=r"--metric return/adda: .* Did you mean 'return/ada'"):
+    with pytest.raises(ConfigError, match=r"--metric return/adda .* Did you mean 'return/ada'"):
         summarise(both, "tokens", 0, "return/adda")
 
 

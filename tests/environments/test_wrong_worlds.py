@@ -224,13 +224,13 @@ def test_fault_is_a_finding(text: str, why: str, run: Run) -> None:
 
 
 CAPABILITIES = {
-    "alive": ("Reporting", "@property\n    def alive(self): return None", "`alive` gives None"),
+    "alive": ("Reporting", "@property\n    def alive(self): return None", "`alive` is None"),
     "constant sum": (
         "Reporting",
         "@property\n    def constant_sum(self): raise KeyError('c')",
         "`constant_sum` raises KeyError: 'c' (wrong.py, line",
     ),
-    "symmetric": ("Reporting", "@property\n    def symmetric(self): return 'yes'", "`symmetric` gives 'yes'"),
+    "symmetric": ("Reporting", "@property\n    def symmetric(self): return 'yes'", "`symmetric` is 'yes'"),
     "skipped": ("Reporting", "def skipped(self): raise OSError('disk')", "`skipped` raises OSError: disk"),
     "async extract": (
         "Answerable",

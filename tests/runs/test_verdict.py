@@ -51,7 +51,7 @@ PLANTED: list[tuple[Word, str, Verdict]] = [
     ("healthy", "nats per token fell", played(30, nll__a=lambda k: 2.0 * 0.9**k)),
     ("healthy", "nats per token fell", played(60, nll__a=lambda k: 0.1 * 0.9**k, entropy__a=lambda k: 0.4 * 0.8**k,
         demonstrated_success=lambda _: 1.0, dead_groups=lambda _: 1.0)),
-    ("flat", "the share of pairs ranked correctly went", played(60, preference_accuracy__a=lambda k: 0.9 + 0.01 * (k % 2),
+    ("flat", "the share of pairs ranked correctly changed from 0.905", played(60, preference_accuracy__a=lambda k: 0.9 + 0.01 * (k % 2),
         entropy__a=lambda k: 0.4 * 0.8**k, demonstrated_success=lambda _: 0.5)),
     ("healthy", "the divergence from the teacher fell", played(60, teacher_kl__a=lambda k: 2.0 * 0.9**k, success=lambda _: 0.4,
         entropy__a=lambda k: 0.4 * 0.8**k, dead_groups=lambda _: 1.0)),

@@ -28,7 +28,7 @@ REST: dict[str, Any] = {"workflow": Solo(), "algorithm": GRPO()}
         (lambda: trainer(environment=Solo(), **REST), "`start`"),
         (lambda: trainer(environment=Arithmetic(), steps=3, **REST), "`training={'steps': …}`"),
         (lambda: trainer("demo"), "Trainer.from_recipe('demo')"),
-        (lambda: trainer.from_recipe("demo", {"training.steps": 3}), "as strings"),
+        (lambda: trainer.from_recipe("demo", {"training.steps": 3}), "as a string"),
     ],
 )
 def test_a_trainer_raises_an_error_for_arguments_that_it_cannot_use(

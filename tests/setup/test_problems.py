@@ -95,7 +95,7 @@ def test_a_generator_leaves_out_the_rows_that_test(
     kept = [k for k, each in enumerate(would) if each not in excluded]
     assert [now[k] for k in kept] == [would[k] for k in kept], "the others are drawn as without the set"
     assert len(now) == len(would)
-    assert "`evaluation.sets.held` holds 3 of 2" in prepare(config).notes[0]
+    assert "`evaluation.sets.held` contains 3 of 2" in prepare(config).notes[0]
 
 
 def test_a_test_set_with_all_training_problems_is_an_error(tmp_path: Path) -> None:

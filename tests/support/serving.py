@@ -21,6 +21,11 @@ from kapelle.types import Episode, FinishReason, Task
 from kapelle.workflows.external import ExternalWorkflow
 
 
+def address_in(line: str) -> str:
+    """Return the address in what a server says when it begins to serve."""
+    return next(word for word in line.split() if word.startswith("http")).rstrip(";,.")
+
+
 class Watching(Silent):
     """Learns where outside programs call."""
 
@@ -32,7 +37,7 @@ class Watching(Silent):
 
     def phase(self, name: str, detail: str) -> None:
         if name == "serving":
-            self.url = next(word for word in detail.split() if word.startswith("http")).rstrip(";,.")
+            self.url = address_in(detail)
         if name == "program":
             self.said.append(detail)
 
@@ -135,7 +140,7 @@ def staged(
 
     def say(name: str, line: str) -> None:
         if name == "serving":
-            stage.url = line.split()[3].removesuffix(",")
+            stage.url = address_in(line)
         else:
             stage.said.append(line)
 

@@ -133,7 +133,7 @@ def test_what_nothing_can_hold_to_is_refused_before_a_model_loads() -> None:
     place = {"type": "object", "properties": {"place": {"enum": ["here"]}}, "required": ["place"]}
     assert "exists. Set a higher `max_tokens`" in refused(team=team(json_schema=place))
     assert "exists. Set a higher `max_tokens`" in refused(team=team(grammar='start: "nothing" "short"'))
-    assert "`choices` and `regex` exclude" in refused(team=team(choices=["a"], regex="a"))
+    assert "`choices` and `regex` cannot" in refused(team=team(choices=["a"], regex="a"))
     assert "Put the string in quotes" in refused(
         team=yaml.safe_load("{agents: 2, sharing: lora, sampling: {choices: [yes, no]}}")
     )

@@ -196,7 +196,7 @@ def broken(completion: str) -> float:
             {"reward_funcs": vowel},
             "`reward_funcs` is read as `reward`, but both are given",
         ),
-        ((), {"train_dataset": "nowhere.jsonl", "reward_fn": vowel}, "there is no /.*/nowhere.jsonl"),
+        ((), {"train_dataset": "nowhere.jsonl", "reward_fn": vowel}, "/.*/nowhere.jsonl does not exist"),
         (
             (ROWS, vowel),
             {"steps": 3, "max_steps": 4},
@@ -220,8 +220,8 @@ def broken(completion: str) -> float:
             "`num_generations: 8` is read as `algorithm.group_size: 8`, and `algorithm.group_size` is 2",
         ),
         ((ROWS, vowel), {"training": {"task_per_step": 2}}, "Did you mean 'tasks_per_step'"),
-        ((ROWS, vowel), {"training": "fast"}, "`training` is 'fast', but it is a section"),
-        ((ROWS, vowel), {"team": None}, "`team` is None, but it is a section"),
+        ((ROWS, vowel), {"training": "fast"}, "`training` is 'fast', but must be a section"),
+        ((ROWS, vowel), {"team": None}, "`team` is None, but must be a section"),
         ((ROWS, vowel), {"steps": True}, "`steps` is True"),
         ((ROWS, vowel), {"tasks_per_step": True}, "`tasks_per_step` is True"),
         (
@@ -290,7 +290,7 @@ def broken(completion: str) -> float:
         ((ROWS, vowel), {"success": "exact"}, "`success` is 'exact'. Give a function"),
         ((ROWS, vowel), {"resume": True}, "`resume` continues a run. Give its directory"),
         ((ROWS, vowel), {"resume": "runs/a/checkpoints/1"}, "`resume` is"),
-        ((ROWS, vowel), {"algorithm": 3}, "`algorithm` is 3, but it is a section"),
+        ((ROWS, vowel), {"algorithm": 3}, "`algorithm` is 3, but must be a section"),
         ((ROWS, vowel), {"observer": 3}, "`observer` is int, which has no `phase`"),
         ((ROWS, vowel), {"engine": 3}, "`engine` is int, which has no `generate`"),
         ((ROWS, vowel), {"engine": {"name": "locl"}}, "Did you mean 'local'"),

@@ -73,7 +73,7 @@ def test_a_prompt_may_use_earlier_agents_only() -> None:
         Chain().check([Agent("reasoner"), Agent("actor", prompt="{reasonr}")], Arithmetic())
     with pytest.raises(ConfigError, match=r"agent 'b' uses \{c\}"):
         Chain().check([Agent("a"), Agent("b", prompt="{a} {c}"), Agent("c")], Arithmetic())
-    with pytest.raises(ConfigError, match="Rename it"):
+    with pytest.raises(ConfigError, match="Rename"):
         Chain().check([Agent("question")], Arithmetic())
 
 

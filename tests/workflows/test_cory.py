@@ -36,9 +36,9 @@ def test_unsupported_combinations_raise_an_error() -> None:
             Cory().check([Agent(name) for name in names], Arithmetic())
     with pytest.raises(ConfigError, match=r"`matrix` is a game of moves"):
         Cory().check([Agent("a"), Agent("b")], Matrix())
-    with pytest.raises(ConfigError, match=r"agent 'a' uses \{b\}, which the pioneer"):
+    with pytest.raises(ConfigError, match=r"agent 'a' uses \{b\}, .* the pioneer"):
         Cory().check([Agent("a", prompt="{b}"), Agent("b")], Arithmetic())
     with pytest.raises(ConfigError, match=r"uses \{pionner\}.*Did you mean 'pioneer'"):
         Cory().check([Agent("a"), Agent("b", prompt="{pionner}")], Arithmetic())
-    with pytest.raises(ConfigError, match="Rename it"):
+    with pytest.raises(ConfigError, match="Rename"):
         Cory().check([Agent("question"), Agent("b")], Arithmetic())

@@ -114,7 +114,7 @@ def test_a_game_of_moves_raises_an_error_with_a_fix(workflow: Workflow) -> None:
 def test_unsupported_debates_raise_an_error() -> None:
     with pytest.raises(ConfigError, match=r"only 'a'.*set `workflow.name: solo`"):
         Debate().check([Agent("a")], Arithmetic())
-    with pytest.raises(ConfigError, match="Rename it"):
+    with pytest.raises(ConfigError, match="Rename"):
         Debate().check([Agent("a"), Agent("answers")], Arithmetic())
     with pytest.raises(ConfigError, match="the first round"):
         Debate().check([Agent("a", prompt="{b}"), Agent("b")], Arithmetic())

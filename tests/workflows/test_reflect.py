@@ -85,9 +85,9 @@ def test_unsupported_combinations_raise_an_error() -> None:
         Reflect().check(two, Matrix())
     with pytest.raises(ConfigError, match=r"uses \{answers\}.*Did you mean 'answer'"):
         Reflect().check([Agent("a"), Agent("c", prompt="{answers}")], Arithmetic())
-    with pytest.raises(ConfigError, match=r"uses \{answer\}, which the actor"):
+    with pytest.raises(ConfigError, match=r"uses \{answer\}, .* the actor"):
         Reflect().check([Agent("a", prompt="{answer}"), Agent("c")], Arithmetic())
-    with pytest.raises(ConfigError, match=r"uses \{c\}, which `workflow.revise`"):
+    with pytest.raises(ConfigError, match=r"uses \{c\}, .*`workflow.revise`"):
         Reflect(revise="{c}").check(two, Arithmetic())
-    with pytest.raises(ConfigError, match="Rename it"):
+    with pytest.raises(ConfigError, match="Rename"):
         Reflect().check([Agent("a"), Agent("notes")], Arithmetic())

@@ -76,5 +76,5 @@ def test_unsupported_combinations_raise_an_error() -> None:
         Router().check(two, Matrix())
     with pytest.raises(ConfigError, match=r"uses \{a\}"):
         Router().check([Agent("a"), Agent("b", prompt="{a}")], Arithmetic())
-    with pytest.raises(ConfigError, match="Rename it"):
+    with pytest.raises(ConfigError, match="Rename"):
         Router().check([Agent("a"), Agent("agents")], Arithmetic())

@@ -28,7 +28,7 @@ def pool(**limits: float) -> KillableProcesses:
         ({"do": "half a line"}, "died"),
         ({"do": "exit"}, "died"),
         ({"do": "memory"}, "memory"),
-        ({"do": "recursion"}, "nests deeper"),
+        ({"do": "recursion"}, "nested too deeply"),
         ({"do": "raise"}, "ZeroDivisionError"),
         ({"do": "shell"}, "PermissionError"),
         ({"do": "fork"}, "PermissionError"),

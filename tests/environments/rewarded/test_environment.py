@@ -264,7 +264,7 @@ def test_no_question_is_in_both_splits(tmp_path: Path) -> None:
         ([{"function": "exact", "agent": "cody"}], {}, "Did you mean 'coder'?"),
         ([{"function": "gone"}], {}, "`gone`"),
         ([{"function": "exact"}], {"rows": [{"question": "1"}]}, "`answer`"),
-        ([{"function": "exact"}], {"rows": [{"ask": "1"}]}, "no column prompt"),
+        ([{"function": "exact"}], {"rows": [{"ask": "1"}]}, "columns prompt, question, problem"),
     ],
 )
 def test_unusable_settings_are_errors(

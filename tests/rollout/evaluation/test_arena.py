@@ -89,7 +89,7 @@ def test_play_that_cycles_is_named_and_no_line_is_right_then() -> None:
     assert all(abs(rating) < 1 for rating, _, _ in arena.elo.values())
     assert list(arena.shares["nash_average"].values()) == pytest.approx([1 / 3] * 3, abs=1e-6)
     assert list(arena.shares["alpha_rank"].values()) == pytest.approx([1 / 3] * 3, abs=1e-6)
-    assert "play cycles: rock beats scissors beats paper beats rock" in str(arena)
+    assert "rock beats scissors beats paper beats rock" in str(arena)
     line = made(beats("rock", "scissors"), beats("scissors", "paper"), beats("rock", "paper"))
     assert line.cycle == ()
     assert "form a cycle" not in str(line)

@@ -143,7 +143,7 @@ def test_the_end_of_a_started_program_is_noticed_while_its_answer_is_sampled(set
         assert episode.error is not None
         assert "ended with code 7 and posted no reward" in episode.error
     assert len(engine.broken_off) == 2
-    assert stage.said[0].startswith("the episode of train-0 failed: The program ended with code 7")
+    assert "train-0 failed: The program ended with code 7" in stage.said[0]
 
 
 def test_a_started_program_may_clean_up_after_its_episode(setup: RolloutSetup, tmp_path: Path) -> None:

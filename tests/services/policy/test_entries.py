@@ -123,7 +123,7 @@ def test_only_running_episodes_fail_with_the_process_of_the_imports(setup: Rollo
     with staged(setup, Reciting(echo), 3, entry=f"{app}:kills", programs=1) as stage:
         pass
     found = errors(stage.episodes)
-    assert "left by the process of its imports" in str(found.pop(0))
+    assert "lost the process from which it was forked" in str(found.pop(0))
     assert found == {1: None, 2: None}
 
 
