@@ -121,5 +121,8 @@ def test_without_it_an_episode_that_outgrows_the_model_fails() -> None:
             max(len(turn.prompt_ids) for g in step.groups for e in g.episodes for turn in e.turns) <= 256 - 6
         )
     del given["episode"]
-    with Trainer(resolve(given)) as trainer, pytest.raises(Exception, match=r"has \d+ tokens; its model reads.* 256"):
+    with (
+        Trainer(resolve(given)) as trainer,
+        pytest.raises(Exception, match=r"has \d+ tokens; its model reads.* 256"),
+    ):
         list(trainer.steps(1))

@@ -323,7 +323,7 @@ ODD_REWARDS = [
     ('{"reward": null}', "Post `reward`"),
     ('{"reward": 1, "success": 2}', "`success`"),
     ('{"reward": 1, "info": {"x": %s}}' % ("[" * 70 + "]" * 70), "info.* levels deep"),
-    ('{"reward": 1, "info": {"x": 1%s}}' % ("0" * 3000), "info.* whole number of"),
+    ('{"reward": 1, "info": {"x": 1%s}}' % ("0" * 3000), "info.* integer of"),
     ("[1]", "must be a JSON object"),
 ]
 
