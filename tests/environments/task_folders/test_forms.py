@@ -144,7 +144,8 @@ def test_training_on_a_benchmark_is_reported(task: Callable[..., Path]) -> None:
     folder = task("mean", **{"instruction.md": "# terminal-bench-canary GUID 0\nFix it."})
     greeting = str(EXAMPLES / "greeting")
     [doubt] = TaskFolders(path=str(folder), test_path=greeting).doubts()
-    assert "benchmark" in doubt and "(mean)" in doubt
+    assert "benchmark" in doubt
+    assert "(mean)" in doubt
     assert TaskFolders(path=greeting, test_path=str(folder)).doubts() == []
 
 

@@ -78,7 +78,7 @@ def test_a_dead_program_frees_its_place_soon(end: str, setup: RolloutSetup) -> N
     assert "closed its last connection 0.4 s ago" in failed.error
     assert played.error is None
     [line] = stage.said
-        assert f"{failed.task.id} failed: Its program closed" in line
+    assert f"{failed.task.id} failed: Its program closed" in line
     if end.endswith("answer"):
         assert len(engine.broken_off) == 1, "nothing is sampled for it any more"
 
