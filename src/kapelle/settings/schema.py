@@ -278,7 +278,7 @@ class SamplingConfig(Settings):
     stop: tuple[str, ...] = ()
     choices: Literal["legal"] | tuple[str, ...] | None = None
     """The strings to which every completion is constrained. With `legal`, each completion is one of the legal moves in turns
-    for which the environment lists moves."""
+    for which the environment lists moves. A choice is written in the tokens that the model's tokeniser gives it."""
     regex: str | None = None
     """A regular expression that every completion must match as a whole, in Rust's syntax (without look-around and back-references)."""
     json_schema: dict[str, object] | None = None
