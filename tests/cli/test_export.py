@@ -16,7 +16,7 @@ def test_what_cannot_be_exported_is_one_line(
     for words, told in (
         ([], "Give one run directory"),
         (["nowhere"], "nowhere"),
-        (["nowhere", "--merge", "--format", "peft"], "exclude each other"),
+        (["nowhere", "--merge", "--format", "peft"], "cannot be combined"),
         (["nowhere", "--public"], "Add --push OWNER/NAME"),
         (["nowhere@first"], "is not a checkpoint"),
         (["nowhere", "--push", "../x/y"], "--push must be a repository"),

@@ -54,7 +54,7 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     (("exploit",), "Give one run directory"),
     (("export",), "Give one run directory"),
     (("export", "nowhere"), "nowhere"),
-    (("export", "nowhere", "--merge", "--format", "peft"), "exclude each other"),
+    (("export", "nowhere", "--merge", "--format", "peft"), "cannot be combined"),
     (("export", "nowhere", "--public"), "Add --push OWNER/NAME"),
     (("export", "nowhere@first"), "is not a checkpoint"),
     (("export", "nowhere", "--push", "../x/y", "--dry-run"), "--push must be a repository"),

@@ -201,7 +201,7 @@ ENVIRONMENTS = {
     "an error without a message": (
         "start",
         "def start(self, task, agents, seed):\n    class Odd(Exception):\n        __str__ = None\n    raise Odd",
-        "`start` raises Odd: its message cannot be read, TypeError",
+        "`start` raises Odd: its message cannot be read because of TypeError",
     ),
 }
 

@@ -165,7 +165,7 @@ def test_units_of_other_libraries_are_converted(
         (["gradient_accumulation_steps=4"], "training.tasks_per_step"),
         (["per_device_train_batch_size=many"], "write a number"),
         (["per_device_train_batch_size=3", "generation_batch_size=8"], "2.66667 batches"),
-        (["per_device_train_batch_size=4", "generation_batch_size=8", "steps_per_generation=2"], "exclude each other"),
+        (["per_device_train_batch_size=4", "generation_batch_size=8", "steps_per_generation=2"], "cannot be combined"),
         (["per_device_train_batch_size=4", "gradient_accumulation_steps=8", "steps_per_generation=2", "num_iterations=2"], "Raise `steps_per_generation`"),
         (["per_device_train_batch_size=8", "gradient_accumulation_steps=0"], "at least 1"),
         (["max_steps=7", "num_iterations=2"], "3.5 steps"),
