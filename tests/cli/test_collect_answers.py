@@ -104,7 +104,7 @@ class TestRefusals:
             "--for", "verifier", "--out", "a.jsonl", "--tasks", "2",
         )  # fmt: skip
         assert said.code == 2
-        assert "None of 2 questions has both correct and incorrect answers" in said.err
+        assert "None of the 2 questions has both correct and incorrect answers" in said.err
         assert "--no-balance" in said.err
         assert [path.name for path in Path().iterdir()] == ["model"]
 

@@ -117,7 +117,7 @@ def _of_model(arguments: argparse.Namespace) -> RolloutSetup | None:
     if arguments.model is None:
         return None
     if named:
-        raise ConfigError("--model and a run directory exclude each other. Remove one of them.")
+        raise ConfigError("--model and a run directory cannot be combined. Remove one of them.")
     hush()
     from kapelle.rollout.evaluation.playing import model_config, open_rollout_setup
     from kapelle.setup.team_builder import agent_configs

@@ -215,7 +215,7 @@ def _collect_answers(arguments: argparse.Namespace) -> int:
             raise DataError(f"No answer was graded: {failure or '`workflow.score_rounds` is false'}")
         if not kept.rows:
             raise DataError(
-                f"None of {kept.one_kind_questions} questions has both correct and incorrect answers. Raise --samples or --tasks, or keep all "
+                f"None of the {kept.one_kind_questions} questions has both correct and incorrect answers. Raise --samples or --tasks, or keep all "
                 "with --no-balance."
             )
         _write(file, kept.rows, out)

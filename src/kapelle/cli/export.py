@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("Give one run directory: `kapelle export RUN`.")
     form: Form = arguments.format or ("hf" if arguments.merge else "peft")
     if arguments.merge and form == "peft":
-        raise ConfigError("--merge and --format peft exclude each other. Remove one of them.")
+        raise ConfigError("--merge and --format peft cannot be combined. Remove one of them.")
     if arguments.public and arguments.push is None:
         raise ConfigError("--public needs --push. Add --push OWNER/NAME.")
     if arguments.push is not None:

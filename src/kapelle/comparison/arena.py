@@ -67,7 +67,7 @@ def arena(
     """
     for name, value, least in (("games", games, 1), ("jobs", jobs, 1), ("seed", seed, 0)):
         if type(value) is not int or value < least:
-            raise ConfigError(f"`{name}` of the arena is {value!r}. Use an integer of at least {least}.")
+            raise ConfigError(f"`{name}` is {value!r}. Use an integer of at least {least}.")
     if isinstance(settings, str):
         raise ConfigError(
             f"`settings` is the string {settings!r}. Pass a list of strings: settings=[{settings!r}]."

@@ -805,5 +805,5 @@ class Code(DataSettings, Answerable, Scripted):
         """Return the solution from the data set as a code block. Raises DataError if the data set contains no solution."""
         solution = self._at(*place_of(task.id)).solution
         if solution is None:
-            raise DataError(f"The problem {task.id} of '{self.path}' has no solution.")
+            raise DataError(f"Problem {task.id} in '{self.path}' has no solution.")
         return f"```python\n{solution.rstrip()}\n```"

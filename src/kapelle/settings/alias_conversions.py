@@ -180,7 +180,7 @@ def tasks_of_devices(value: Any, run: PartialRun, name: str) -> Found:
     generated = run.theirs.get("generation_batch_size")
     if generated is not None:
         if run.theirs.get("steps_per_generation") is not None:
-            raise ValueError("`generation_batch_size` and `steps_per_generation` exclude each other")
+            raise ValueError("`generation_batch_size` and `steps_per_generation` cannot be combined")
         of = f"{generated} completions generated at once, {each:g} in each batch ({value} per device × {ranks} processes),"
         batches = _whole(number(generated, "generation_batch_size") / each, of, "batches")
     if batches < accumulated:

@@ -255,7 +255,7 @@ class Shell(Toolbox):
         try:
             code, output = self._place.run(["bash", "-c", command], self._call_s, 4 * self._most)
         except WorkspaceClosed as ended:
-            raise ToolFault(f"There is no shell any more: {ended}.") from None
+            raise ToolFault(f"The shell has ended: {ended}.") from None
         except SandboxError as error:
             raise EpisodeError(str(error)) from None
         if code is None:

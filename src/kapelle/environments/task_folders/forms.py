@@ -403,7 +403,7 @@ def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_line
         elif keyword == "RUN" and run_lines == "refuse":
             raise DataError(
                 f"{line} {rest[:60]} changes the image, but kapelle does not build images. Set `environment.run_lines: run` to run "
-                "such lines in the sandbox, without network and root, or `skip` to skip them."
+                "such lines in the sandbox, without network access or root privileges, or `skip` to skip them."
             )
         elif keyword == "RUN" and run_lines == "run":
             image.run.append(RunLine(rest, image.workdir, len(image.files)))

@@ -25,7 +25,7 @@ class DifficultyPlan(FeaturePlan[DifficultyConfig]):
         if training.overlap:
             yield "`tasks.difficulty` is measured by this process. Set `training.overlap: false`."
         if training.epochs is not None:
-            yield "`training.epochs` and `tasks.difficulty` exclude each other. Set `training.steps` instead."
+            yield "`training.epochs` and `tasks.difficulty` cannot be combined. Set `training.steps` instead."
 
 
 class CurriculumPlan(FeaturePlan[CurriculumConfig]):
