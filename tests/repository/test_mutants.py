@@ -85,7 +85,7 @@ MUTANTS = {
         "algorithms/shared/groups.py",
         "(g, agent)",
         "(agent,)",
-        "algorithms/shared/test_groups.py::test_no_set_mixes_tasks",
+        "algorithms/shared/test_groups.py::test_every_trained_turn_is_in_exactly_one_set_and_no_set_mixes_tasks",
     ),
     "MAPPO's critic reads the agent's view alone": Mutant(
         "algorithms/mappo.py",
