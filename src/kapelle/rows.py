@@ -227,7 +227,7 @@ class Signal(Protocol):
 
 
 class Beside:
-    """A signal that uses weights of its own, which do not act for any agent."""
+    """A signal that uses separate weights, which do not act for any agent."""
 
     def beside(self, team: Team) -> Team:
         """Return the team with the weights of the signal added to `Team.beside`. Raises ConfigError if they do not suit the team."""

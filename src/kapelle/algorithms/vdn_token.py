@@ -22,7 +22,7 @@ Deviations from the paper:
 
 - The values of the other agents are fixed during the epochs of an update.
 - All agents have the same advantage, whereas `vdn` gives each agent its own. The benefit over a central critic is that each
-  critic reads only the view of its own agent.
+  critic reads only the view of the agent that it evaluates.
 
 Shapes: P positions of an episode (rounds in a row), A agents, T tokens of one turn.
 """

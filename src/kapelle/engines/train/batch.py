@@ -181,7 +181,7 @@ def pack(
 ) -> Iterator[Batch]:
     """Yield batches of at most `max_tokens` tokens that together contain every sample once.
 
-    A sequence that is longer than `max_tokens` is in a batch of its own. The argument `masks` computes the token masks
+    A sequence that is longer than `max_tokens` is in a separate batch. The argument `masks` computes the token masks
     for the samples' constraints.
     """
     waiting: list[TokenTree] = []
@@ -381,7 +381,7 @@ def _sent(batch: Batch, device: torch.device | str) -> Batch:
 
 
 def bundles_of(chosen: Sequence[int], samples: Sequence[Sample]) -> list[list[int]]:
-    """Return the indices in `chosen` grouped by `Sample.bundle`, in order. A sample without a bundle forms a group of its own."""
+    """Return the indices in `chosen` grouped by `Sample.bundle`, in order. A sample without a bundle forms a separate group."""
     found: dict[tuple[str, int | None, int], list[int]] = {}
     for k in chosen:
         sample = samples[k]

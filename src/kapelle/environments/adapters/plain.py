@@ -93,7 +93,7 @@ class SteppingState(ABC):
     def act(self, text: str) -> tuple[str, float, bool, bool]:
         """Apply an action and return a tuple (observation, reward, terminated, truncated).
 
-        `terminated` states whether the episode is over, and `truncated` whether the environment reached a limit of its own.
+        `terminated` states whether the episode is over, and `truncated` whether the environment reached one of its limits.
         """
 
     def observe(self, agent: str) -> str:

@@ -7,7 +7,7 @@ tools, stop conditions and subclasses of `MultiTurnEnv` therefore work as in the
 reward.
 
 A single-turn environment becomes an environment of questions: several agents can answer, debate or work in a chain, and each text
-is graded by a rollout of its own. Any other environment becomes a conversation in which one agent moves at a time (`TeamMoves`).
+is graded in a separate rollout. Any other environment becomes a conversation in which one agent moves at a time (`TeamMoves`).
 """
 
 from __future__ import annotations
@@ -441,7 +441,7 @@ def _news(messages: Sequence[Mapping[str, Any]], known: int) -> str:
 
 
 class SingleTurnState(QuestionState):
-    """The state of one question. Each text is graded by a rollout of its own, whose reward comes from the rubric."""
+    """The state of one question. Each text is graded in a separate rollout, whose reward comes from the rubric."""
 
     def __init__(
         self,

@@ -128,7 +128,7 @@ def _runs(lengths: Sequence[int], most: int) -> Iterator[range]:
 
 PROMPT_CHUNK, GPU_PROMPT_CHUNK = 1024, 1 << 14
 """The maximum number of prompt tokens in one forward pass on a CPU and on a GPU. A prompt that is longer than this
-maximum gets a pass of its own. The values are small enough for the cache of a CPU and large enough to use a GPU fully."""
+maximum gets a separate pass. The values are small enough for the cache of a CPU and large enough to use a GPU fully."""
 
 LEAST_SLOTS, ROOMY = 8, 4
 """The minimum number of slots of an adapter, and the maximum number of slots per row, if steps are recorded."""
@@ -463,7 +463,7 @@ class PaddedRows(Rows):
 
 
 REREAD_TOKENS = 1 << 14
-"""The maximum number of tokens in one forward pass. A text that is longer than this maximum gets a pass of its own."""
+"""The maximum number of tokens in one forward pass. A text that is longer than this maximum gets a separate pass."""
 
 
 class RereadRows(Rows):
