@@ -64,6 +64,9 @@ def test_a_deaf_endpoint_gives_no_rate_but_its_reason(kapelle: Kapelle, deaf: st
     assert {"success", "return/actor", "reward/actor"} & set(step) == set()
     for row in read_evaluations(Path("run")):
         assert (row["success"], row["reward"], row["scored"], row["failed"]) == (None, {}, 0, 4)
+    shown = kapelle("runs", "show", "run")
+    assert "warning: 4 episodes failed, the first in step 1" in shown.out
+    assert shown.out.count("The endpoint of policy 'reasoner'") == 2, "after the evaluation and in training"
     measured = kapelle("eval", "run", "--no-baselines")
     assert measured.code == 2, "nothing was measured"
     assert rates_in(measured) == []

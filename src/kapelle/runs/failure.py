@@ -45,6 +45,12 @@ class FailedEpisode:
     error: str
     count: int
 
+    def line(self) -> str:
+        """Return the error and its count in one line."""
+        turn = f", after a turn of {self.agent}" if self.agent else ""
+        number = f"{self.count} {'episode' if self.count == 1 else 'episodes'}"
+        return f"{number} failed, the first in step {self.step}, task {self.task}{turn}: {self.error}"
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -76,12 +82,11 @@ class Failure:
 
     def lines(self) -> list[str]:
         """Return the reason, the verdict and the failed episodes as lines of text."""
-        failed = [
-            f"{each.count} {'episode' if each.count == 1 else 'episodes'} failed, the first in step {each.step}, task {each.task}"
-            f"{f', after a turn of {each.agent}' if each.agent else ''}: {each.error}"
-            for each in self.episodes
+        return [
+            f"reason: {self.reason}",
+            *(f"health: {line}" for line in self.health),
+            *map(FailedEpisode.line, self.episodes),
         ]
-        return [f"reason: {self.reason}", *(f"health: {line}" for line in self.health), *failed]
 
 
 def failure_of(error: Exception, status: Status, run: Path) -> Failure:

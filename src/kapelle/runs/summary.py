@@ -12,11 +12,12 @@ from typing import Any
 from kapelle.errors import CheckpointError, KapelleError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.definitions import has_rated_feature, progress_metrics
-from kapelle.runs.failure import Failure, read_failure
+from kapelle.runs.failure import Failure, first_errors, read_failure
 from kapelle.runs.reader import (
     is_run,
     read_config,
     read_evaluations,
+    read_groups,
     read_metrics,
     read_provenance,
     read_status,
@@ -301,8 +302,20 @@ def failures(run: Path) -> list[str]:
         else []
     )
     lines += troubles([row["step"] for row in rows], _columns(rows))
+    if status.state in ("running", "finished"):  # `Failure.lines` contains the errors of a failed run
+        lines += _last_errors(run, rows)
     torn = [f"{folder}/{name} is damaged" for folder in FOLDERS for name in damaged(run / folder)]
     return [*lines, *torn, *all_losses(run, contents=True)]
+
+
+def _last_errors(run: Path, rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return the errors of the last training step in which episodes failed."""
+    at = next((int(row["step"]) for row in reversed(rows) if row.get("failed_episodes")), 0)
+    try:
+        found = first_errors(read_groups(run, at), at) if at else ()
+    except KapelleError:  # `all_losses` reports damaged episodes
+        found = ()
+    return [each.line() for each in found]
 
 
 def troubles(steps: Sequence[float], columns: Mapping[str, Sequence[float | None]]) -> list[str]:
