@@ -13,6 +13,7 @@ from tests.support.thinking import PLAIN, SPECIAL, thinking_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from kapelle.models.chat_template import PLAIN_TEMPLATE
 from kapelle.models.embedded import build_tokenizer
 from kapelle.models.renderer import ChatRenderer
 from kapelle.types import Json, Message, conversation
@@ -153,6 +154,16 @@ class TestOrdinaryTexts:
         assert (
             list(ChatRenderer(QWEN, 4096).start(said)) == QWEN(written, add_special_tokens=False)["input_ids"]
         )
+
+    @pytest.mark.parametrize("template", [QWEN.chat_template, PLAIN_TEMPLATE])
+    def test_line_breaks_that_are_added_tokens_are_ordinary_text(self, template: str) -> None:
+        tokens = build_tokenizer(512)  # as Gemma's tokeniser, whose added tokens include line breaks
+        tokens.add_tokens([AddedToken("\n" * k, normalized=False) for k in range(1, 5)])
+        tokens.chat_template = template
+        said = asked("one line\nanother\n\nand a third")
+        written = tokens.apply_chat_template(conversation(said), tokenize=False, add_generation_prompt=True)
+        expected = tokens(written, add_special_tokens=False)["input_ids"]
+        assert list(ChatRenderer(tokens, 4096).start(said)) == expected
 
     def test_marks_that_agents_write_are_tokens_everywhere(self) -> None:
         renderer = ChatRenderer(QWEN, 4096)

@@ -145,7 +145,10 @@ class ChatRenderer:
         """The source text of the chat template."""
         self._form = TemplateForm(self._render)
         self._tools = ToolTemplate(self._render_with, self._special_end)
-        added = tokenizer.added_tokens_decoder
+        # Gemma's added tokens include line breaks, which are ordinary text.
+        added = {
+            number: token for number, token in tokenizer.added_tokens_decoder.items() if str(token).strip()
+        }
         self._special = {number: str(token) for number, token in added.items()}
         self._common = frozenset(str(each) for each in added.values() if not getattr(each, "special", True))
         """The added tokens that a message may contain, unless the template opens messages with them."""
