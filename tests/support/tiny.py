@@ -131,8 +131,8 @@ def draw_samples(
 def related_samples(learners: Sequence[str], seed: int = 0, temperature: float = 1.0) -> list[Sample]:
     """Return, for each learner, samples that share tokens as the turns of a group do.
 
-    Five answers to one prompt, two of them the same and one of them a single token, and a second turn that
-    continues from the first answer.
+    Five answers to one prompt, two of them the same and one of them a single token, a second turn that
+    continues from the first answer, and answers to three prompts that begin with the same 18 tokens.
     """
     generator = torch.Generator().manual_seed(1000 + seed)
 
@@ -144,7 +144,9 @@ def related_samples(learners: Sequence[str], seed: int = 0, temperature: float =
         prompt, first = tokens(6), tokens(4)
         answers = [first, tokens(3), first, tokens(1), tokens(7)]
         later = (*prompt, *first, *tokens(3))
-        for opening, answer in [*((prompt, answer) for answer in answers), (later, tokens(4))]:
+        system = tokens(18)
+        alike = [((*system, *tokens(k)), tokens(3)) for k in range(1, 4)]
+        for opening, answer in [*((prompt, answer) for answer in answers), (later, tokens(4)), *alike]:
             places = tuple(range(len(opening), len(opening) + len(answer)))
             columns = {"advantage": torch.randn(len(answer), generator=generator)}
             samples.append(Sample(learner, opening + answer, places, columns, temperature=temperature))

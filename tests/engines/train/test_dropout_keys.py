@@ -33,3 +33,10 @@ def test_they_are_the_same_in_any_pass() -> None:
         for batch in pack(samples, budget, share=share):
             found |= by_path(batch)
         assert found == expected
+
+
+def test_what_different_prompts_have_in_common_is_computed_once() -> None:
+    alike = related_samples(["a"])[-3:]
+    [shared] = pack(alike, 10_000)
+    [separate] = pack(alike, 10_000, share=False)
+    assert len(separate.tokens_N) - len(shared.tokens_N) == 2 * 18

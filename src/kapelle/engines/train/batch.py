@@ -2,7 +2,8 @@
 
 Every distinct token is computed once. A learner is a set of weights that is evaluated at target tokens: a policy
 computes the log-probs of the target tokens, and a critic computes the values before them. The samples of a group share
-their prompt, later turns of an agent extend earlier turns, and short answers are often equal. The function `unfold`
+their prompt, the prompts of an agent often begin alike, later turns of an agent extend earlier turns, and short answers
+are often equal. The function `unfold`
 finds these shared tokens, and `pack` concatenates the rest. Packing does not change any result, because a sequence
 attends only to itself and its positions start at 0.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -132,7 +134,8 @@ def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
     """Return the trees of tokens that must be computed for the samples, ordered by learner.
 
     Only tokens up to the last target of a sample are kept. A sample that is a prefix of another sample shares the
-    branch of the other sample. With `share`, samples with the same prompt become branches of one tree.
+    branch of the other sample. With `share`, samples with the same prompt become branches of one tree, and so do
+    samples whose different prompts begin with the same text, such as a system prompt or examples.
     """
     trees: list[TokenTree] = []
     # Equal tokens with different images or recorded experts are different sequences.
@@ -158,13 +161,42 @@ def unfold(samples: Sequence[Sample], share: bool) -> list[TokenTree]:
             prompts.setdefault(
                 branch.tokens[:start] if share and not (images or routing) else branch.tokens, []
             ).append(branch)
-        for prompt, members in prompts.items():
-            if len(members) == 1:
-                trees.append(TokenTree(learner, (), members, images, routing))
-            else:
-                cut = [TokenBranch(branch.tokens[len(prompt) :], branch.samples) for branch in members]
-                trees.append(TokenTree(learner, prompt, cut))
+        single = [members[0] for members in prompts.values() if len(members) == 1]
+        alike = (
+            _alike(single, samples)
+            if share and not (images or routing)
+            else [((), [each]) for each in single]
+        )
+        for prefix, members in [*alike, *((p, m) for p, m in prompts.items() if len(m) > 1)]:
+            cut = [TokenBranch(branch.tokens[len(prefix) :], branch.samples) for branch in members]
+            trees.append(TokenTree(learner, prefix, cut, images, routing))
     return trees
+
+
+SHARED = 16
+"""The minimum number of tokens that different prompts must have in common to be computed once."""
+
+
+def _alike(
+    branches: Sequence[TokenBranch], samples: Sequence[Sample]
+) -> list[tuple[tuple[int, ...], list[TokenBranch]]]:
+    """Return groups of sequences, each with the beginning that its prompts have in common. The sequences must be in order.
+
+    A sequence joins the group before it if the group then saves at least as many tokens as before.
+    """
+    groups: list[tuple[tuple[int, ...], list[TokenBranch]]] = []
+    for branch in branches:
+        prompt = branch.tokens[: min(samples[k].targets[0] for k in branch.samples)]
+        prefix, members = groups[-1] if groups else ((), [])
+        if len(members) == 1:
+            [first] = members
+            prefix = first.tokens[: min(samples[k].targets[0] for k in first.samples)]
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix, prompt, strict=False)))
+        if common >= SHARED and common * len(members) >= len(prefix) * (len(members) - 1):
+            groups[-1] = (prefix[:common], [*members, branch])
+        else:
+            groups.append(((), [branch]))
+    return groups
 
 
 def _kind(sample: Sample) -> tuple[str, tuple[str, ...], bytes]:

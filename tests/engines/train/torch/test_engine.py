@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def drawn(learners: Sequence[str], seed: int = 0, temperature: float = 1.0) -> l
     """Sequences of all lengths, apart and related."""
     apart = draw_samples(learners, LENGTHS, seed, temperature)
     related = related_samples(learners, seed, temperature)
-    return [s for pair in zip(apart, related, strict=True) for s in pair]
+    return [s for pair in zip_longest(apart, related) for s in pair if s is not None]
 
 
 def critic_samples(learners: Sequence[str], seed: int = 0) -> list[Sample]:
