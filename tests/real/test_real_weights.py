@@ -27,6 +27,7 @@ from kapelle.engines.train.protocol import Objective
 from kapelle.models.adapters import named
 from kapelle.models.language_model import LanguageModel, load_language_model
 from kapelle.models.lora_bank import layers_of
+from kapelle.models.renderer import ChatRenderer
 from kapelle.models.weights import save_adapter
 from kapelle.rows import Sample
 from kapelle.runs.named_checkpoint import policy_folder
@@ -37,7 +38,7 @@ from kapelle.team import Lora
 from kapelle.training.exporting import export
 from kapelle.training.observer import Silent
 from kapelle.training.trainer import Trainer
-from kapelle.types import Sampling
+from kapelle.types import Message, Sampling, conversation
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "build/real/gemma-3-270m-q4_k_m.gguf"
@@ -96,6 +97,15 @@ def test_texts_longer_than_the_window_have_the_log_probs_of_transformers(
         logits_LV = bare(input_ids=torch.tensor([text])).logits[0, :-1]
     expected_T = logits_LV.log_softmax(-1).gather(1, torch.tensor(text[1:])[:, None])[:, 0]
     torch.testing.assert_close(found_T, expected_T, atol=1e-4, rtol=0.0)
+
+
+def test_a_prompt_of_several_lines_has_the_token_ids_of_transformers(model: LanguageModel) -> None:
+    messages = [Message("user", "Meaning: To go\nsomewhere.\n\nIs it positive?"), Message("assistant", " no")]
+    said = [*messages, Message("user", "\tWhy?\n")]
+    text = model.tokenizer.apply_chat_template(conversation(said), tokenize=False, add_generation_prompt=True)
+    assert ChatRenderer(model.tokenizer, 4096).start(said) == tuple(
+        model.tokenizer(text, add_special_tokens=False)["input_ids"]
+    )
 
 
 def test_the_likeliest_tokens_are_those_of_generate(model: LanguageModel, bare: PreTrainedModel) -> None:
