@@ -1,0 +1,27 @@
+"""One adapter for each role on real weights against one adapter for both."""
+
+from __future__ import annotations
+
+from experiments.claim import Claim, Prediction
+from experiments.claims.real_team_or_one import SHARED, TEAM, measure
+
+CLAIM = Claim(
+    name="real_sharing",
+    algorithms=("grpo",),
+    claim="On a pretrained model, a reader and a judge with an adapter each learn faster than with one adapter for both",
+    source="Role-specialised policies, AT-GRPO, 2510.11062",
+    setting="As in `real_team_or_one`; the shared adapter has the same rank and learning rate.",
+    arms={"an adapter each": TEAM, "one adapter": SHARED},
+    measure=measure,
+    predictions=(
+        Prediction(
+            "Mean training reward over 15 steps: two adapters' less one adapter's",
+            lambda found: found["an adapter each"]["area"] - found["one adapter"]["area"],
+            at_least=0.02,
+            turned=0.0,
+        ),
+    ),
+    rates=(3e-4,),
+    seeds=3,
+    plotted=("area", "", "training reward"),
+)
