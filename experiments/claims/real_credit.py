@@ -17,7 +17,7 @@ CLAIM = Claim(
     measure=measure,
     predictions=(
         Prediction(
-            "Mean training reward over 15 steps: counterfactual credit's less GRPO's",
+            "Mean training reward over 10 steps: counterfactual credit's less GRPO's",
             lambda found: found["counterfactual"]["area"] - found["team's reward"]["area"],
             at_least=0.02,
             turned=0.0,

@@ -15,7 +15,7 @@ CLAIM = Claim(
     measure=measure,
     predictions=(
         Prediction(
-            "Mean training reward over 15 steps: two adapters' less one adapter's",
+            "Mean training reward over 10 steps: two adapters' less one adapter's",
             lambda found: found["an adapter each"]["area"] - found["one adapter"]["area"],
             at_least=0.02,
             turned=0.0,

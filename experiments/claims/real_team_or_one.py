@@ -15,7 +15,7 @@ from experiments.claim import Claim, Prediction, Result
 
 RECIPE = Path("examples/real/team.yaml")
 KEPT = Path("build/real/runs")
-STEPS = 15
+STEPS = 10
 UNSEEN = 200
 """Words of the test split that are asked after the last step."""
 
@@ -110,7 +110,7 @@ CLAIM = Claim(
     claim="On a pretrained model, a reader and a judge answer better than one agent with as many tokens",
     source="Multi-agent debate and role papers compare teams with one agent that has fewer tokens; this is the comparison with as many",
     setting=(
-        "Gemma 3 270M (base) in bfloat16, LoRA of rank 8, GRPO with 8 words and 8 episodes each per step, 15 steps at one learning rate for all arms; the words of `docs/real_model.md`. "
+        "Gemma 3 270M (base) in bfloat16, LoRA of rank 8, GRPO with 8 words and 8 episodes each per step, 10 steps at one learning rate for all arms; the words of `docs/real_model.md`. "
         "`thinks` writes a meaning and its answer in 14 tokens; `answers` chooses an answer at once, with 56 words per step. All arms sample at most 900 tokens per step."
     ),
     arms={"team": TEAM, "thinks": THINKS, "answers": ANSWERS},

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from kapelle.errors import ModelError
 from kapelle.models.chat_template import named_template
 from kapelle.models.checksums import verify_folder
-from kapelle.models.devices import keep_freed_memory
+from kapelle.models.devices import configure_memory
 from kapelle.models.fast.attention import AttentionPlan, plan_sequences
 from kapelle.models.fast.flat import flat_of
 from kapelle.models.light_tokenizer import context_of, end_tokens
@@ -207,7 +207,7 @@ class LanguageModel:
         The tensor `keys_N` contains dropout keys. With `experts_NLk`, tokens use these experts of a mixture
         (`models/routing.py`).
         """
-        keep_freed_memory()
+        configure_memory()
         half = self.dtype != torch.float32
         with (
             self.bank.routed(route, keys_N, experts_NLk),

@@ -33,7 +33,7 @@ from kapelle.engines.rollout.local.decode_strategies import (
 from kapelle.engines.rollout.local.sampling import AllowedTokens, SamplingRows, adjusted, sample
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
 from kapelle.errors import EngineError
-from kapelle.models.devices import keep_freed_memory
+from kapelle.models.devices import configure_memory
 from kapelle.models.fast.fused import fused_of
 from kapelle.models.fast.kv_cache import Prefixes
 from kapelle.models.language_model import LanguageModel
@@ -167,7 +167,7 @@ class Decoder:
 
     def _enter(self, rows: Sequence[_FlyingRow]) -> None:
         """Process the prompts of these rows and add the rows to the batch."""
-        keep_freed_memory()
+        configure_memory()
         joining = sorted(rows, key=lambda row: (row.job.adapter or "", len(row.job.prompt), row.job.prompt))
         device, before = self._model.device, self.flying
         logits_RV = self._rows.join([row.job for row in joining])
