@@ -83,6 +83,7 @@ PLANTED: list[tuple[Word, str, Verdict]] = [
     ("diverging", "resulted in non-finite weights in 2 of the last 10", played(30, success=rising(0.4, 0.8, 30), undone__a=lambda k: float(k > 27))),
     ("healthy", "the mean return rose", played(40, return__a=lambda k: min(0.97, 0.5 + 0.05 * k), reward_max__a=lambda _: 1.0,
         entropy__a=lambda k: 0.4 * 0.8**k, dead_groups=lambda _: 0.95)),
+    ("starved", "all groups are dead in 40", played(40, return__a=lambda _: 0.3, reward_max__a=lambda _: 0.3, dead_groups=lambda _: 1.0)),
     ("collapsing", "entropy of a fell from", played(40, return__a=lambda k: min(0.7, 0.5 + 0.05 * k), reward_max__a=lambda _: 1.0,
         entropy__a=lambda k: 0.4 * 0.8**k)),
     ("collapsing", "entropy of a fell from 0.155 to 3.46e-06 nats per token, below a tenth from step 16", played(60, success=lambda _: 0.4, entropy__a=lambda k: 0.4 * 0.8**k)),

@@ -39,8 +39,8 @@ and were chosen so that no normal run in the tests is classified as faulty.
   last third.
 - *failing*: More than 0.2 of the episodes of the last third ended with an error.
 - *collapsing*: Entropy is a tenth of its first value and below 0.05 nats, while the signal does not rise in the second
-  half and success is below 0.9 (or returns are below 0.9 of the highest mean of `reward_max`). The remaining entropy bounds the possible gain (arXiv:2505.22617), and GRPO loses
-  entropy early (arXiv:2503.14476).
+  half and success is below 0.9 (or returns that rose are below 0.9 of the highest value of `reward_max`). The remaining
+  entropy bounds the possible gain (arXiv:2505.22617), and GRPO loses entropy early (arXiv:2503.14476).
 - *A decrease on unseen problems*: The last evaluation is below the best evaluation, and their 95 % intervals do not
   overlap. The intervals are widened because the best of several evaluations is chosen (Bonferroni). The verdict is
   *memorising* if success in training rises in between (z ≥ 2), and *hacked* if the mean return rises. A decrease of at
@@ -50,8 +50,8 @@ and were chosen so that no normal run in the tests is classified as faulty.
 - *hacked* without evaluations: The return rises and success in training falls, each with z ≥ 3.
 - *starved*: Every completion of every step had the same reward, this reward is not positive, and there is no reward
   model or verifier. A run is also starved if the mean of `dead_groups` in the last third is at least 0.9, success (or
-  returns, as above) is below 0.95 and there is no critic. Groups of episodes with equal returns have no gradient (arXiv:2503.14476, section
-  3.2).
+  returns, as above) is below 0.95 and there is no critic. Groups of episodes with equal returns have no gradient
+  (arXiv:2503.14476, section 3.2).
 - *flat*: There are at least 20 steps, nothing rises, and the upper end of the 95 % interval excludes a rise of 0.1 (for
   returns, a rise of σ).
 """
@@ -484,11 +484,12 @@ class _Found:
     def _near(self, share: float) -> bool:
         """Return whether the last stretch of the signal reaches a share of what is possible, as far as this is known.
 
-        Success is at most 1. Returns are compared with the highest value of `reward_max`, the mean over tasks of the best
-        reward in a group.
+        Success is at most 1. Returns that have risen are compared with the highest value of `reward_max`, the mean over
+        tasks of the best reward in a group.
         """
         known = [value for column in self._family("reward_max") for value in column if value is not None]
-        best = 1.0 if self.name == "success" else max(known, default=0.0) if self.returns else 0.0
+        risen = max(known, default=0.0) if self.returns and self.rise >= 3 else 0.0
+        best = 1.0 if self.name == "success" else risen
         return best > 0 and self.signal is not None and self.signal.mean(self.signal.last) >= share * best
 
     def hacked(self) -> list[Evidence]:
