@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from kapelle.errors import ModelError
@@ -79,13 +80,14 @@ class LanguageModel:
         image_processor: Any = None,
         trains_router: bool = False,
         replays_routing: bool = False,
+        float_head: bool = False,
     ) -> None:
         """Wrap a model in memory. Raises ModelError for weights that kapelle would compute incorrectly.
 
         With `trains_router`, the routers of a mixture are trained if all weights are trained. With `replays_routing`,
         training uses the experts that sampling chose. With an image processor, a model of the Qwen-VL type reads images
         (`models/vision.py`). With `kernels`, passes on CUDA use the kernels of models/fast/kernels.py; otherwise,
-        passes use torch's plain operations.
+        passes use torch's plain operations. With `float_head`, the output head computes in float32.
         """
         # kapelle reads weights directly, so it would miss the adapters in PEFT's layers.
         if any(type(module).__module__.startswith("peft.") for module in model.modules()):
@@ -125,6 +127,8 @@ class LanguageModel:
         self.body: nn.Module = body
         """The decoder, which returns the last hidden states."""
         self.kernels = kernels
+        self.float_head = float_head and self.dtype != torch.float32
+        """Whether the output head computes in float32, although other layers compute in half precision."""
         self.bank = LoraBank(model, kernels=kernels)
         self.flat = flat_of(model, kernels=kernels)
         """The flat forward pass, or None if only `transformers` supports the architecture."""
@@ -132,6 +136,7 @@ class LanguageModel:
         """The function that replaces `whole_pass` while this process holds a shard of the weights."""
         self.computes_on: torch.device | None = None
         """The device of forward passes if FSDP sometimes shards the weights, or None for the device of the weights."""
+        self._kept_head: Tensor | None = None
         self.value_heads: dict[str, nn.Linear] = {}
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
         """The number of embeddings. Valid token ids are less than this number."""
@@ -245,7 +250,24 @@ class LanguageModel:
 
     def logits(self, hidden_KD: Tensor) -> Tensor:
         """Return the logits of hidden states, of shape (K, V), in at least float32."""
-        return self.head.finish(self.model.get_output_embeddings()(hidden_KD))
+        if not self.float_head:
+            return self.head.finish(self.model.get_output_embeddings()(hidden_KD))
+        with torch.autocast(self.device.type, enabled=False):
+            bias_V = self.head.bias_V
+            product_KV = linear(
+                hidden_KD.float(), self._float_weight(), None if bias_V is None else bias_V.float()
+            )
+            return self.head.finish(product_KV)
+
+    def _float_weight(self) -> Tensor:
+        """Return the weight of the output head in float32. The copy of a frozen weight is kept, because it never changes."""
+        weight_VD: Tensor = self.model.get_output_embeddings().weight
+        if weight_VD.dtype == torch.float32 or weight_VD.requires_grad or self.sharded_pass is not None:
+            return weight_VD.float()
+        if self._kept_head is None:
+            with torch.inference_mode(mode=False):
+                self._kept_head = weight_VD.detach().float()
+        return self._kept_head
 
     def values(self, critic: str, hidden_KD: Tensor) -> Tensor:
         """Return the values of a critic, of shape (K,), in float32."""
@@ -348,6 +370,7 @@ def load_language_model(config: ModelConfig, *, trained: bool = True) -> Languag
         "kernels": config.kernels == "auto",
         "trains_router": config.router == "trained",
         "replays_routing": config.routing == "replayed",
+        "float_head": config.head_dtype is not None,
     }
     if config.path == "embedded":
         if config.embedded.sees:
@@ -411,6 +434,7 @@ def copy_language_model(source: LanguageModel, name: str) -> LanguageModel:
         image_processor=source.vision and source.vision.processor,
         trains_router=source.trains_router,
         replays_routing=source.choices is not None,
+        float_head=source.float_head,
     )
 
 

@@ -229,6 +229,9 @@ class ModelConfig(Settings):
     embedded: EmbeddedConfig = EmbeddedConfig()
     dtype: DType = "float32"
     """The data type of forward and backward passes, and of frozen weights. Trained weights are always stored in float32."""
+    head_dtype: Literal["float32"] | None = None
+    """The data type of the output head, or null for `dtype`. With `dtype: bfloat16`, a head in float32 reduces the difference
+    between the log-probs of sampler and trainer (arXiv:2506.13585); see docs/models.md for its cost."""
     tf32: Annotated[bool, FROM_HERE_ON] = False
     """Whether CUDA computes float32 matrix products in TF32, which is several times as fast but has only 10 mantissa bits
     instead of 23. The setting has no effect on a CPU."""

@@ -405,6 +405,8 @@ def check_engine(run: RunToCheck) -> Iterator[str]:
     engine = run.config.engine
     if run.config.model.routing == "replayed" and not isinstance(engine, RecordsRouting):
         yield f"`model.routing: replayed` is not supported by `engine.name: {engine.name}`. Set `model.routing: free`."
+    elif run.config.model.head_dtype is not None and engine.name == "vllm":
+        yield "`model.head_dtype` is not supported by `engine.name: vllm`, whose output head computes in `model.dtype`. Remove the setting, or set `engine.name: local`."
     elif isinstance(engine, ChecksItself):
         engine.check_policies(run.team.every.values())
         if not run.elsewhere:

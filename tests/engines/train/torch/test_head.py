@@ -19,6 +19,7 @@ from kapelle.engines.train.batch import pack
 from kapelle.engines.train.torch import large_head
 from kapelle.functional.divergences import TokenStatistics
 from kapelle.team import Policy
+from kapelle.training.trainer import Trainer
 
 
 def said(entropy: large_head.Entropy) -> tuple[TokenStatistics, Tensor]:
@@ -61,3 +62,17 @@ def test_an_update_in_pieces_is_that_of_each_sequence_alone(
     expected = plain_gradient(model, samples, adapter, parameters)
     engine.update(with_behaviour(engine, samples), objective())
     assert apart(first_gradient(engine, "a"), expected) < ROUNDING
+
+
+@pytest.mark.parametrize("budget", [1, 1 << 24])
+def test_a_head_in_float32_brings_the_log_probs_of_sampler_and_trainer_together(
+    budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_head, "LOGIT_BUDGET", budget)
+    found = []
+    for head in ("null", "float32"):
+        settings = ("warmup.steps=40", "training.steps=1", "model.dtype=bfloat16", f"model.head_dtype={head}")
+        with Trainer.from_recipe("demo", *settings, "evaluation.before_and_after=false") as trainer:
+            [step] = trainer.steps()
+        found.append(step.metrics["parity/mean"])
+    assert found[1] < found[0] / 4

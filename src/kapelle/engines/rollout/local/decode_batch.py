@@ -81,7 +81,8 @@ class Decoder:
         self._model = model
         self.recorder = recorder_on(model.device)
         self._prefixes = Prefixes(kept_tokens)
-        self._fused = None if model.flat is None else fused_of(model.flat, adapters, model.dtype)
+        fuses = model.flat is not None and not model.float_head
+        self._fused = fused_of(model.flat, adapters, model.dtype) if model.flat and fuses else None
         self.strategy, self._cache_of = decode_strategy(model)
         """The name of the model's decode strategy."""
         self._rows: Rows

@@ -285,8 +285,11 @@ class FlatRows(Rows):
                 hidden_ND = self._flat.hidden(tokens_N, positions_N, scaled)
             if last_Q is not None:
                 hidden_ND, route = hidden_ND[last_Q], route_at(route, last_Q)
-            with self._model.computing(route):
-                return self._model.logits(hidden_ND)
+            if not self._model.float_head:
+                with self._model.computing(route):
+                    return self._model.logits(hidden_ND)
+        with self._model.computing(route):
+            return self._model.logits(hidden_ND)  # with weights that are not rounded
 
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
         """Drop finished rows, but keep the KV cache of the prompt and of all but the last sampled token for later prompts."""

@@ -24,6 +24,7 @@ vocabulary entries of one piece.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -72,6 +73,8 @@ def token_statistics(
     columns = (hidden_KD[here], batch.token_K[here], batch.temperature_K[here])
     allowed = None if batch.allowed is None else batch.allowed.among(here)
     head = model.head
+    if model.float_head:
+        columns = (columns[0].float(), *columns[1:])
     if len(columns[0]) * len(head.weight_VD) <= LOGIT_BUDGET:
         hidden_KD, token_K, temperature_K = columns
         logits_KV = model.logits(hidden_KD) / temperature_K[:, None]
@@ -84,15 +87,16 @@ def token_statistics(
             return TokenStatistics(logp_K, entropy_from_logits(logits_KV))
         with torch.no_grad():
             return TokenStatistics(logp_K, torch.special.entr(logits_KV.softmax(-1)).sum(-1))
-    return TokenStatistics(
-        *statistics_in_pieces(
-            head,
-            *columns,
-            allowed,
-            entropy=entropy is not Entropy.LEFT_OUT,
-            learned=entropy is Entropy.LEARNED,
+    with torch.autocast(hidden_KD.device.type, enabled=False) if model.float_head else nullcontext():
+        return TokenStatistics(
+            *statistics_in_pieces(
+                head,
+                *columns,
+                allowed,
+                entropy=entropy is not Entropy.LEFT_OUT,
+                learned=entropy is Entropy.LEARNED,
+            )
         )
-    )
 
 
 class Wanted(NamedTuple):
