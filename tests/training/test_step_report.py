@@ -66,6 +66,17 @@ def test_a_trace_belongs_to_its_episode_and_has_a_number_for_each_token(run: Pat
             assert all(0 <= value <= math.log(len(row["vocabulary"]) + 10_000) for value in each["entropy"])
 
 
+def test_the_first_trace_has_the_text_of_every_token_of_the_step(run: Path) -> None:
+    ids = {
+        token
+        for group in read_groups(run, 2)
+        for each in group.episodes
+        for turn in each.turns
+        for token in turn.completion_ids
+    }
+    assert {str(token) for token in ids} <= rows(run, 2)[0]["vocabulary"].keys()
+
+
 def test_best_and_worst_are_credited_with_opposite_signs(run: Path) -> None:
     for row in rows(run, 1) + rows(run, 2):
         for each in row["turns"]:

@@ -236,7 +236,8 @@ def _with_images(row: Mapping[str, Json], images: Mapping[str, Image]) -> dict[s
 # A step without traced episodes has no rows. A row is one episode of the step: `format` (1), `step`, `line` (its
 # position in the step's file of episodes, from 0), `turns` and `vocabulary`. A turn has its `index` and, for each of
 # its completion tokens: `pieces` (the token as text), `advantage`, `credit`, `ratio`, `entropy` (nats; absent if the
-# engine does not report it). `vocabulary` has the text of each token of its prompts, by id. Numbers have six digits; a
+# engine does not report it). `vocabulary` has the text of each token of its prompts, by id; in the first row of a step,
+# also that of each sampled token of the step. Numbers have six digits; a
 # non-finite number is null.
 
 FORMAT = 1

@@ -292,9 +292,7 @@ def traces(
     found: dict[tuple[int, int], tuple[list[TracedTurn], dict[int, str]]] = {}
     for (key, turn), row_T2 in zip(traced, evaluated, strict=True):
         drawn, vocabulary = found.setdefault((key.group, key.episode), ([], {}))
-        texts = known.setdefault(turn.policy, {})
-        for token in {*turn.prompt_ids, *turn.completion_ids} - texts.keys():
-            texts[token] = engine.renderer(turn.policy).decode((token,))
+        texts = _texts(turn, turn.prompt_ids, engine, known)
         vocabulary |= {token: texts[token] for token in turn.prompt_ids}
         given = credit[key]
         sample = samples[key]
@@ -311,7 +309,24 @@ def traces(
                 row_T2[:, 1].tolist() if row_T2.shape[1] > 1 else (),
             )
         )
+    first = min(found, key=lines.__getitem__)
+    # The viewer can then show the tokens of episodes without a trace, unless models with different tokens play together.
+    sampled = {
+        (token, _texts(turn, (), engine, known)[token]) for _, turn in turns for token in turn.completion_ids
+    }
+    if len(sampled) == len(dict(sampled)):
+        found[first][1].update(sampled)
     return tuple(Trace(lines[place], *found[place]) for place in sorted(found, key=lines.__getitem__))
+
+
+def _texts(
+    turn: Turn, prompt: Sequence[int], engine: TrainEngine, known: dict[str, dict[int, str]]
+) -> dict[int, str]:
+    """Return the text of each token by token id, after adding the tokens of a prompt and of a turn's completion."""
+    texts = known.setdefault(turn.policy, {})
+    for token in {*prompt, *turn.completion_ids} - texts.keys():
+        texts[token] = engine.renderer(turn.policy).decode((token,))
+    return texts
 
 
 def chosen(groups: Sequence[Group], most: int) -> set[tuple[int, int]]:

@@ -295,11 +295,14 @@ def traced(run: Path, step: int) -> set[int]:
     return found
 
 
-def vocabulary_of(run: Path, episode: ShownEpisode, trace: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
-    """Return the text of tokens by token id, read from the traces of the run."""
+def vocabulary_of(
+    run: Path, step: int, episode: ShownEpisode, trace: Mapping[int, Mapping[str, Any]]
+) -> dict[int, str]:
+    """Return the text of tokens by token id, read from the traces of the episode's step and of the most recent steps."""
     found: dict[int, str] = {}
-    for step in list(stored_steps(run / "traces"))[-NEWEST:]:
-        for raw in trace_lines(run, step):
+    stored = list(stored_steps(run / "traces"))
+    for each in dict.fromkeys((*stored[-NEWEST:], *({step} & {*stored}))):
+        for raw in trace_lines(run, each):
             pieces = (parsed(raw) or {}).get("vocabulary")
             if isinstance(pieces, dict):
                 found |= {

@@ -78,7 +78,7 @@ def _run(run: ViewedRun) -> dict[str, Any]:
     for each in chosen:
         trace = trace_of(run.path, "train", step, each.line)
         form = at(run.settings(), "environment", "form")
-        turns = conversation(each, trace, vocabulary_of(run.path, each, trace), "", form)
+        turns = conversation(each, trace, vocabulary_of(run.path, step, each, trace), "", form)
         episodes.append({"episode": each, "step": step, "turns": turns, "info": folded(each.info)})
     return {
         "run": listed(run),

@@ -369,7 +369,7 @@ class Browsing:
         self, run: ViewedRun, split: str, step: int, episode: ShownEpisode, reader: str
     ) -> dict[str, Any]:
         trace = trace_of(run.path, split, step, episode.line)
-        vocabulary = vocabulary_of(run.path, episode, trace)
+        vocabulary = vocabulary_of(run.path, step, episode, trace)
         return {
             "episode": episode,
             "split": split,
