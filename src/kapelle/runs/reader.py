@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from kapelle.errors import DataError, RunDirectoryError
+from kapelle.errors import DataError, RunDirectoryError, did_you_mean
 from kapelle.runs.checkpoint_folder import newest_listed, newest_valid
 from kapelle.runs.episode_json import load_episode, load_groups
 from kapelle.runs.lock import is_another_process
@@ -83,13 +83,21 @@ def tag_hint(word: Path) -> str:
     )
 
 
+def no_run(path: Path, hint: str = "") -> RunDirectoryError:
+    """Return the error for a path that is not a run. Without another hint, it names a run with a similar path."""
+    beside: list[str] = []
+    with suppress(OSError):
+        beside = [str(each) for each in path.parent.iterdir() if is_run(each)]
+    found = hint or tag_hint(path) or did_you_mean(str(path), beside)
+    return RunDirectoryError(
+        f"There is no kapelle run at {path}.{found or ' `kapelle runs ls FOLDER` lists the runs in a folder.'}"
+    )
+
+
 def read_config(run: Path) -> str:
     """Return the resolved config as a string. Raises RunDirectoryError if there is no run."""
     if not is_run(run):
-        raise RunDirectoryError(
-            "There is no kapelle run at "
-            f"{run}.{tag_hint(run) or ' Give a folder that contains config.yaml and lock.'}"
-        )
+        raise no_run(run)
     try:
         return _bytes(run / "config.yaml").decode()
     except UnicodeDecodeError as error:
