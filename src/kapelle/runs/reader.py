@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from typing_extensions import TypedDict
 from kapelle.errors import DataError, RunDirectoryError, did_you_mean
 from kapelle.runs.checkpoint_folder import newest_listed, newest_valid
 from kapelle.runs.episode_json import load_episode, load_groups
-from kapelle.runs.lock import is_another_process
+from kapelle.runs.lock import has_ended, is_another_process
 from kapelle.runs.recorded import as_lines, check_step, losses
 from kapelle.runs.step_rows import (
     Stored,
@@ -160,16 +159,9 @@ def read_status(run: Path) -> Status:
         raise RunDirectoryError(
             f"{path} is damaged. A resume rewrites it: `kapelle train --resume {shlex.quote(str(run))}`."
         ) from None
-    if status.state == "running" and status.host == socket.gethostname():
-        try:
-            os.kill(status.pid, 0)
-            ended = False
-        except PermissionError:  # the process belongs to another user
-            ended = False
-        except (ProcessLookupError, OverflowError):
-            ended = True
-        if ended or is_another_process(run / "lock", status.pid):
-            return replace(status, state="killed")
+    is_here = status.state == "running" and status.host == socket.gethostname()
+    if is_here and (has_ended(status.pid) or is_another_process(run / "lock", status.pid)):
+        return replace(status, state="killed")
     return status
 
 
