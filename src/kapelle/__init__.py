@@ -10,6 +10,12 @@ Names are loaded when they are first used, so that `import kapelle` is quick.
 
 from __future__ import annotations
 
+import os
+
+# torch reads this variable when it is imported. Its waiting threads must sleep: with another busy process, spinning takes ten times
+# the time of the work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from kapelle.runtime.early_stop import is_command, take_ctrl_c
 
 if is_command():  # before anything slower is imported

@@ -16,6 +16,7 @@ def test_recipes_are_listed_with_what_they_are(kapelle: Kapelle) -> None:
     for words in (["recipes"], ["recipes", "ls"]):
         said = kapelle(*words)
         assert [line.split()[0] for line in said.out.splitlines()] == sorted(builtin_recipes())
+        assert all(line.count(". ") == 0 for line in said.out.splitlines()), "one sentence each"
     described = kapelle("recipes", "ls", "--json").json
     assert set(described) == set(builtin_recipes())
     assert all(described.values())

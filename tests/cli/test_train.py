@@ -90,6 +90,18 @@ def test_a_run_continues_after_its_last_step(kapelle: Kapelle, run: Path, words:
     assert yaml.safe_load(read_config(run))["training"]["steps"] == 3
     if "run/config.yaml" not in words:
         assert read_provenance(run) == origin
+    again = kapelle("train", "--resume", "run")
+    assert again.code == 0, again.err
+    assert "] training: all 3 steps are done; to continue, raise `training.steps`\n" in again.out
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("run")
+def test_a_new_run_in_the_folder_of_a_run_does_not_claim_to_be_saved(kapelle: Kapelle) -> None:
+    said = kapelle("train", "demo", *TINY, "--run-dir", "run")
+    assert said.code == 2
+    assert "run already contains a run. Continue it with --resume" in said.err
+    assert "The run is saved in" not in said.out
 
 
 def test_a_resumed_run_reports_changed_data(kapelle: Kapelle) -> None:

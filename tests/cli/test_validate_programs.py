@@ -25,3 +25,17 @@ def test_the_program_of_an_entry_is_imported_and_run(kapelle: Kapelle) -> None:
     assert failed.code == 2
     assert "ran once and failed before it called an agent" in failed.err
     assert "ValueError: no ticket" in failed.err
+    call = "client.chat.completions.create(model='team/planner', messages=[{'role': 'user', 'content': 'x'}])"
+    lines = [
+        "import openai",
+        "client = openai.OpenAI()",
+        "def episode(task):",
+        f"    {call}",
+        "    return 1 / 0",
+    ]
+    Path("program.py").write_text("\n".join(lines) + "\n")
+    doubtful = kapelle("validate", "mine.yaml")
+    assert doubtful.code == 0
+    *_, doubt, ready = doubtful.out.splitlines()
+    assert "posted no reward: ZeroDivisionError: division by zero." in doubt
+    assert ready.endswith(" is ready to train, unless its program also fails with the answers of a model.")

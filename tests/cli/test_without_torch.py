@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -91,3 +92,20 @@ def test_what_is_imported_by_its_first_use_is_torch_itself() -> None:
 
     assert on_demand.torch.Tensor is torch.Tensor
     assert on_demand.torch.nn.functional.elu is torch.nn.functional.elu
+
+
+@pytest.mark.parametrize(("own", "read"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_idle_threads_of_torch_sleep_in_scripts_too(own: dict[str, str], read: str) -> None:
+    """On a busy machine, threads that spin take many times the time of the work."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    program = (
+        "import kapelle, os, sys; assert 'torch' not in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**environment, **own},
+    )
+    assert ended.stdout == f"{read}\n"

@@ -70,6 +70,8 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     (("runs", "rollback", "run", "--to", "77"), "no checkpoint of step 77"),
     (("runs", "show", "run", "--to", "1"), "are for `kapelle runs rollback`"),
     (("runs", "show", "nowhere"), "no kapelle run at nowhere"),
+    (("runs", "show", "rum"), "There is no kapelle run at rum. Did you mean 'run'?"),
+    (("train", "--resume", "rum"), "There is no kapelle run at rum. Did you mean 'run'?"),
     (("serve",), "Give what to serve and a run directory"),
     (("serve", "polcy", "run"), "Did you mean 'policy'"),
     (("serve", "nowhere"), "'nowhere' is neither a run nor an exported team"),

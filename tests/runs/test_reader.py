@@ -1,4 +1,5 @@
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -58,6 +59,15 @@ def test_a_run_whose_process_has_ended_without_recording_how_was_killed(
     ended.wait()
     write_status(tmp_path, host=host, state=state, pid=ended.pid)
     assert read_status(tmp_path).state == read
+
+
+def test_a_process_whose_end_its_parent_has_not_noted_has_ended(tmp_path: Path) -> None:
+    """As in a container whose first process never waits for its children."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    write_status(tmp_path, host=socket.gethostname(), state="running", pid=ended.pid)
+    assert read_status(tmp_path).state == "killed"
+    ended.wait()
 
 
 def write_status(run: Path, *, host: str, state: str, pid: int) -> None:

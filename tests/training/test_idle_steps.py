@@ -75,6 +75,10 @@ def test_a_function_that_says_nothing_has_no_reward_and_ends_the_run(algorithm: 
     assert "reward agent_0" not in shown, "nobody knows what an episode earned that nobody scored"
     assert "learning: the reward function `nothing` scored 0 of 4 episodes of step 1" in shown
     assert summary.idle == "no episode was scored"
+    assert "scored 0 of 4" in str(summary)
+    summary, _ = run(lambda completion: float(len(completion)), algorithm)
+    assert "  return/agent_0 " in str(summary)
+    assert "scored" not in str(summary), "nothing defines success, so that no count of it is missing"
 
 
 def test_the_first_failures_of_episodes_are_reported_with_their_reason() -> None:

@@ -98,7 +98,9 @@ def run(arguments: argparse.Namespace) -> int:
         say("pip install pytest                     # for the test; it is not installed yet")
     if kind == "app":
         say(f"pip install {PROGRAMS[framework][0]} 'kapelle[serve]'")
-    say("python -m pytest                       # its test passes")
+    say(
+        f"python -m pytest                       # its test passes{' after about a minute' if kind == 'app' else ''}"
+    )
     if kind in piece:
         say(f"kapelle validate {piece[kind]}     # is it fit for training?")
     say(f"kapelle validate {name}.yaml")

@@ -68,8 +68,6 @@ def _write(text: str, file: TextIO | None = None) -> None:
 
 
 _DEFAULTS = {
-    # Waiting threads must sleep: with another busy process, spinning takes ten times the time of the work.
-    "OMP_WAIT_POLICY": "PASSIVE",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",

@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     width = max(map(len, descriptions))
     for name, description in descriptions.items():
-        say(f"{name:{width}}  {description}")
+        first, end, _ = description.partition(". ")
+        say(f"{name:{width}}  {first}{end.strip()}")
     return 0
 
 

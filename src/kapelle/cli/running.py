@@ -64,7 +64,7 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
     since = now()
     summary: Summary | None = None
     stopped_by = parameters = 0
-    with _view(stream, title, _about(source), run_dir, plain=plain) as view:
+    with _view(stream, title, _about(source), run_dir, plain=plain, new=not source.resume) as view:
         from kapelle.environment import report_of
         from kapelle.runtime.deadlines import Patience
         from kapelle.runtime.foreign_code import call_user_code
@@ -178,7 +178,7 @@ def _about(source: Source) -> list[str]:
 
 @contextmanager
 def _view(
-    stream: TextIO, title: str, about: Sequence[str], run_dir: Path, *, plain: bool
+    stream: TextIO, title: str, about: Sequence[str], run_dir: Path, *, plain: bool, new: bool
 ) -> Iterator[Callable[[ProgressLine], None]]:
     """Yield a function that shows the progress, in a live panel if the output is a terminal and as lines otherwise.
 
@@ -188,7 +188,8 @@ def _view(
         yield lambda _: None
         return
     if plain or not stream.isatty() or os.environ.get("TERM") == "dumb":
-        yield Lines(stream, before=about, run_dir=run_dir)
+        # A new run fails if its folder already contains a run, so nothing will be saved there.
+        yield Lines(stream, before=about, run_dir=None if new and is_run(run_dir) else run_dir)
         return
     from rich.console import Console
 

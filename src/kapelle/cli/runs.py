@@ -85,10 +85,10 @@ def _list(folder: Path, *, as_json: bool) -> int:
 def _note(place: Path, arguments: argparse.Namespace) -> int:
     """Change the notes on a run, if new notes are given, and print the notes."""
     from kapelle.runs.findings import keep_notes, read_notes
-    from kapelle.runs.reader import is_run
+    from kapelle.runs.reader import is_run, no_run
 
     if not is_run(place):
-        raise RunDirectoryError(f"There is no kapelle run at {place}. `kapelle runs ls` lists them.")
+        raise no_run(place)
     given = arguments.text is not None or arguments.tag or arguments.untag
     found = (
         keep_notes(place, text=arguments.text, add=arguments.tag, remove=arguments.untag)
@@ -119,12 +119,11 @@ def _show(place: Path, *, as_json: bool) -> int:
     from kapelle.training.console import judged, point_of
 
     if not is_run(place):
-        from kapelle.runs.reader import tag_hint
+        from kapelle.runs.reader import no_run
         from kapelle.runs.summary import find_runs
 
         inner = [str(each) for each in find_runs(place)] if place.is_dir() else []
-        hint = f" It contains runs: {', '.join(inner[:9])}. Give one of them." if inner else tag_hint(place)
-        raise RunDirectoryError(f"There is no kapelle run at {place}.{hint}")
+        raise no_run(place, f" It contains runs: {', '.join(inner[:9])}. Give one of them." if inner else "")
     summary = summarise(place)
     if summary.wrong is not None:
         raise RunDirectoryError(f"The run {place} cannot be read: {summary.wrong}")

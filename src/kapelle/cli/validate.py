@@ -78,16 +78,22 @@ def run(arguments: argparse.Namespace) -> int:
     from kapelle.setup.preparation import DOUBT, prepare
     from kapelle.training.stages import check_weights
 
+    unless = ""
+
     def passed(name: str, detail: str) -> None:
         say(f"-   {detail}" if name == DOUBT else f"ok  {name:10} {detail}")
 
     def check(config: RunConfig, *, staged: bool = False) -> None:
+        nonlocal unless
         prepared = prepare(_looked_at(config, start=arguments.start), passed=passed)
         starts = check_weights(prepared, staged=staged)
         if starts:
             passed("start", "; ".join(f"{policy} from {folder}" for policy, folder in starts.items()))
         for name, detail in _program(prepared):
             passed(name, detail)
+            unless = (
+                ", unless its program also fails with the answers of a model" if name == DOUBT else unless
+            )
 
     staged = find_stages(arguments.words, None, resume=False, real=arguments.real)
     if staged is not None:
@@ -95,14 +101,14 @@ def run(arguments: argparse.Namespace) -> int:
             passed("stage", f"{stage.number} of {len(staged.stages)}: {stage.name}")
             _print_notes(stage.recipe.notes)
             check(config, staged=True)
-        say(f"All {len(staged.stages)} stages of {staged.recipe} are ready to train.")
+        say(f"All {len(staged.stages)} stages of {staged.recipe} are ready to train{unless}.")
         return 0
     recipe = read_recipe(arguments.words, real=arguments.real)
     set_here = sum(source != "default" for source in recipe.origin.values())
     passed("settings", f"{len(recipe.origin)} values, {set_here} of them set by the recipe or the command")
     _print_notes(recipe.notes)
     check(recipe.config)
-    say(f"{recipe.config.name} is ready to train.")
+    say(f"{recipe.config.name} is ready to train{unless}.")
     return 0
 
 

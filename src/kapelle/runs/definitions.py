@@ -315,7 +315,9 @@ def without_unscored(group: Group) -> Group:
 
 def none_scored(row: Mapping[str, float]) -> bool:
     """Return whether none of the episodes in a row was scored, so that the rewards are unknown."""
-    return UNSCORED in row and row[UNSCORED] == row["samples"] * (1.0 - row.get("failed_episodes", 0.0))
+    return UNSCORED in row and row[UNSCORED] == row.get("samples", 0.0) * (
+        1.0 - row.get("failed_episodes", 0.0)
+    )
 
 
 DISAGREEMENT = "judge/disagreement"

@@ -195,6 +195,17 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether a process of this machine has ended, even if its parent has not taken note of its end (a zombie)."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+    except (ProcessLookupError, OverflowError):
+        return True
+    except (OSError, IndexError):  # the process belongs to another user, or the system has no /proc
+        return False
+
+
 def is_another_process(lock: Path, pid: int) -> bool:
     """Return whether a running process has the process id of a lock's last owner but is a different process.
 

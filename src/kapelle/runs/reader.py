@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from kapelle.errors import DataError, RunDirectoryError
+from kapelle.errors import DataError, RunDirectoryError, did_you_mean
 from kapelle.runs.checkpoint_folder import newest_listed, newest_valid
 from kapelle.runs.episode_json import load_episode, load_groups
-from kapelle.runs.lock import is_another_process
+from kapelle.runs.lock import has_ended, is_another_process
 from kapelle.runs.recorded import as_lines, check_step, losses
 from kapelle.runs.step_rows import (
     Stored,
@@ -83,13 +82,21 @@ def tag_hint(word: Path) -> str:
     )
 
 
+def no_run(path: Path, hint: str = "") -> RunDirectoryError:
+    """Return the error for a path that is not a run. Without another hint, it names a run with a similar path."""
+    beside: list[str] = []
+    with suppress(OSError):
+        beside = [str(each) for each in path.parent.iterdir() if is_run(each)]
+    found = hint or tag_hint(path) or did_you_mean(str(path), beside)
+    return RunDirectoryError(
+        f"There is no kapelle run at {path}.{found or ' `kapelle runs ls FOLDER` lists the runs in a folder.'}"
+    )
+
+
 def read_config(run: Path) -> str:
     """Return the resolved config as a string. Raises RunDirectoryError if there is no run."""
     if not is_run(run):
-        raise RunDirectoryError(
-            "There is no kapelle run at "
-            f"{run}.{tag_hint(run) or ' Give a folder that contains config.yaml and lock.'}"
-        )
+        raise no_run(run)
     try:
         return _bytes(run / "config.yaml").decode()
     except UnicodeDecodeError as error:
@@ -152,16 +159,9 @@ def read_status(run: Path) -> Status:
         raise RunDirectoryError(
             f"{path} is damaged. A resume rewrites it: `kapelle train --resume {shlex.quote(str(run))}`."
         ) from None
-    if status.state == "running" and status.host == socket.gethostname():
-        try:
-            os.kill(status.pid, 0)
-            ended = False
-        except PermissionError:  # the process belongs to another user
-            ended = False
-        except (ProcessLookupError, OverflowError):
-            ended = True
-        if ended or is_another_process(run / "lock", status.pid):
-            return replace(status, state="killed")
+    is_here = status.state == "running" and status.host == socket.gethostname()
+    if is_here and (has_ended(status.pid) or is_another_process(run / "lock", status.pid)):
+        return replace(status, state="killed")
     return status
 
 

@@ -32,7 +32,7 @@ from kapelle.runs import checkpoint
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.lock import RunLock
 from kapelle.runs.named_checkpoint import NEAREST
-from kapelle.runs.reader import is_run, tag_hint
+from kapelle.runs.reader import is_run, no_run
 from kapelle.runs.recorded import FOLDERS, check_recorded
 from kapelle.runs.step_rows import LaterRows, later_parts
 from kapelle.runs.writer import TABLES, RunDirectory, last_counted
@@ -203,7 +203,7 @@ def _check_run(run: Path) -> None:
             if inner
             else ""
         )
-        raise RunDirectoryError(f"There is no kapelle run at {run}.{stages}{tag_hint(run)}")
+        raise no_run(run, stages)
 
 
 def _usable(run: Path, folders: Sequence[Path], step: int) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kapelle.errors import CheckpointError, KapelleError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
-from kapelle.runs.definitions import has_rated_feature, progress_metrics
+from kapelle.runs.definitions import has_rated_feature, none_scored, progress_metrics
 from kapelle.runs.failure import Failure, first_errors, read_failure
 from kapelle.runs.reader import (
     is_run,
@@ -227,13 +227,17 @@ def settings_of(run: Path) -> dict[str, Any]:
 
 
 def telling(row: Mapping[str, float]) -> dict[str, float]:
-    """Return the most informative metrics of a row, in the order of `SHOWN`."""
+    """Return the most informative metrics of a row, in the order of `SHOWN`.
+
+    `scored` counts episodes with a success. It is left out if success is undefined, as in games, where the returns are the result.
+    """
     all_scored = row.get("scored", 0.0) == row.get("samples", 0.0) and not row.get("failed_episodes")
+    hidden = _COUNTS if all_scored else () if "success" in row or none_scored(row) else ("scored",)
     return {
         name: value
         for shown in SHOWN
         for name, value in row.items()
-        if not (all_scored and name in _COUNTS)
+        if name not in hidden
         if name == shown or (name.startswith(f"{shown}/") and shown not in (*_COUNTS, "parity/max"))
     }
 
@@ -246,11 +250,7 @@ def in_words(row: Mapping[str, float], most: int | None = None) -> str:
     parts = [f"{name} {value:.4g}" for name, value in row.items() if name not in _COUNTS][:most]
     if "samples" in row:
         failed = round(row.get("failed_episodes", 0.0) * row["samples"])
-        counts = (
-            f"scored {row['scored']:.0f} of {row['samples']:.0f}"
-            if "scored" in row and ("success" in row or not row["scored"])
-            else ""
-        )
+        counts = f"scored {row['scored']:.0f} of {row['samples']:.0f}" if "scored" in row else ""
         lost = f"{failed} of {row['samples']:.0f} episodes failed" if failed else ""
         parts.insert(1 if counts else 0, ", ".join(part for part in (counts, lost) if part))
     return "  ".join(part for part in parts if part)

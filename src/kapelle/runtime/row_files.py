@@ -1,18 +1,20 @@
 """Read rows of data from local files, together with the position of each row for error messages.
 
 Supported formats are JSON lines and JSON arrays (optionally compressed with gzip), JSON lines compressed with Zstandard
-(`.jsonl.zst`), and Parquet. Every error message contains the file, the line and how to fix the error, and is raised before a model is
+(`.jsonl.zst`), CSV with a header, and Parquet. Every error message contains the file, the line and how to fix the error, and is raised before a model is
 loaded. Environments use this module to read their tasks, and runs use it to read the data that they wrote.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
+import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from kapelle.errors import DataError, did_you_mean
 from kapelle.runtime.files import decompressed, hashed
 from kapelle.types import Json
 
-SUFFIXES = (".jsonl.gz", ".jsonl", ".jsonl.zst", ".json.gz", ".json", ".parquet")
+SUFFIXES = (".jsonl.gz", ".jsonl", ".jsonl.zst", ".json.gz", ".json", ".parquet", ".csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,12 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
         except (ArrowException, OSError) as error:
             raise DataError(f"'{file}' cannot be read as parquet: {error}. Fetch the file again.") from error
         return tuple(DataRow(f"{file}, row {number}", row) for number, row in enumerate(read, start=1))
+    if file.name.endswith(".csv"):
+        try:
+            with hashed(file, contents) as opened:
+                return _csv_rows(file, io.StringIO(opened.read().decode("utf-8-sig"), newline=""))
+        except (csv.Error, UnicodeDecodeError, OSError) as error:
+            raise DataError(f"'{file}' cannot be read as CSV: {error}. Save it as CSV in UTF-8.") from error
     compressed = file.name.endswith(".gz")
     lines = file.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst"))
     if not lines and not file.name.endswith((".json", ".json.gz")):
@@ -113,8 +121,25 @@ def read_rows(file: Path, contents: MutableMapping[str, str] | None = None) -> t
         raise DataError(f"'{file}' cannot be read: {error}. Check the file and its permissions.") from error
 
 
-def _columns(place: str, pairs: list[tuple[str, Json]]) -> Json:
-    """Return a JSON object. Raises DataError if a key is repeated, because JSON parsers would silently keep only its last value."""
+def _csv_rows(file: Path, text: Iterable[str]) -> tuple[DataRow, ...]:
+    """Return the rows of a CSV file whose first line contains the names of the columns. All values are strings."""
+    lines = csv.reader(text, strict=True)
+    names = next(lines, [])
+    rows = []
+    for values in lines:
+        place = f"{file}, line {lines.line_num}"
+        if values and len(values) != len(names):
+            raise DataError(
+                f"{place} has {len(values)} values, but the first line names {len(names)} columns. Fix it, and put values with commas "
+                "in double quotes."
+            )
+        if values:
+            rows.append(_row(place, _columns(place, list(zip(names, values, strict=True)))))
+    return tuple(rows)
+
+
+def _columns(place: str, pairs: Sequence[tuple[str, Json]]) -> Json:
+    """Return a row as a JSON object. Raises DataError if a key is repeated, because JSON parsers would silently keep only its last value."""
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)

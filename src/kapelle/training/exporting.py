@@ -150,7 +150,7 @@ def export(
         place = out if len(chosen) == 1 else out / policy_folder(out, policy.name).name
         place.mkdir(parents=True, exist_ok=True)
         saved = policy_folder(checkpoint, policy.name)
-        observer.phase("exporting", f"{policy.name} → {place}")
+        observer.phase("exporting", policy.name)
         if policy.lora is None or form == "peft":
             shutil.copytree(saved, place, dirs_exist_ok=True)
             if policy.lora is not None and policy.base in unpublished:

@@ -504,7 +504,14 @@ class Trainer:
         ) as stopped:
             try:
                 before = self.evaluate() if self.done == 0 and measured else None
-                self._phase("training", f"{self.algorithm.name} on {self.setup.environment.name}")
+                total = self.config.training.steps
+                has_ended = steps is None and 0 < total <= self.done
+                self._phase(
+                    "training",
+                    f"all {total} steps are done; to continue, raise `training.steps`"
+                    if has_ended
+                    else f"{self.algorithm.name} on {self.setup.environment.name}",
+                )
                 for step in self.steps(steps):
                     last, idle = step.metrics, step.idle
                     stop_if_requested()

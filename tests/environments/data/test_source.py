@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import sys
@@ -49,13 +50,19 @@ def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     from pyarrow import Table, parquet
 
-    for suffix in ("jsonl", "jsonl.gz", "json", "json.gz", "jsonl.zst", "parquet"):
+    for suffix in ("jsonl", "jsonl.gz", "json", "json.gz", "jsonl.zst", "parquet", "csv"):
         folder = tmp_path / suffix
         folder.mkdir()
         for name, rows in (("train", ROWS[:4]), ("test", ROWS[4:])):
             file = folder / f"{name}.{suffix}"
             if suffix == "parquet":
                 parquet.write_table(Table.from_pylist(rows), file)
+                continue
+            if suffix == "csv":
+                with file.open("w", encoding="utf-8-sig", newline="") as text:  # as spreadsheets write it
+                    table = csv.DictWriter(text, rows[0])
+                    table.writeheader()
+                    table.writerows(rows)
                 continue
             content = lines(rows) if "jsonl" in suffix else json.dumps(rows).encode()
             if suffix.endswith("zst"):  # as runs write it, and as `zstd` does
@@ -64,6 +71,31 @@ def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
                 )
             file.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
         assert questions(load(folder)) == EXPECTED, suffix
+
+
+def test_values_of_a_csv_file_may_contain_commas_quotes_and_lines(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text('prompt,answer\r\n"1,5 + 1?\nSay ""2,5"".","2,5"\r\n\r\n2+2,4\r\n', "utf-8", newline="")
+    first, second = read_rows(file)
+    assert first.fields == {"prompt": '1,5 + 1?\nSay "2,5".', "answer": "2,5"}
+    assert (second.fields, second.place) == ({"prompt": "2+2", "answer": "4"}, f"{file}, line 5")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"prompt,answer\n1,5 + 1?,2\n", "line 2 has 3 values, but the first line names 2 columns"),
+        (b"prompt,answer\n1+1?\n", "line 2 has 1 values"),
+        (b"prompt,prompt\n1+1?,2\n", "has the key 'prompt' twice"),
+        (b'prompt,answer\n"1+1?,2\n', "cannot be read as CSV: unexpected end of data"),
+        (b"prompt,answer\n1+1?,\xff\n", "Save it as CSV in UTF-8"),
+    ],
+)
+def test_a_damaged_csv_file_is_an_error(tmp_path: Path, text: bytes, said: str) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_bytes(text)
+    with pytest.raises(DataError, match=said):
+        read_rows(file)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +192,7 @@ def test_a_missing_file_is_an_error_that_lists_the_others(tmp_path: Path) -> Non
         load(tmp_path / "nowhere")
     with pytest.raises(DataError, match="no file or folder"):
         load("data/gsm8k.jsonl")
-    odd = tmp_path / "rows.csv"
+    odd = tmp_path / "rows.tsv"
     odd.write_bytes(b"question,answer\n")
     with pytest.raises(DataError, match="format is unknown"):
         load(odd)

@@ -53,6 +53,11 @@ def fails(task):
         return ["a list"]
     if task["index"] == 3:
         return 2.0
+    if task["index"] == 4:
+        return None
+    return 0.5
+
+def silent(task):
     return 0.5
 
 def kills(task):
@@ -108,15 +113,36 @@ def test_each_episode_has_its_own_modules_variables_and_clients(setup: RolloutSe
 
 
 def test_a_failure_is_that_of_one_episode(setup: RolloutSetup, app: str) -> None:
-    with staged(setup, Reciting(echo), 5, entry=f"{app}:fails") as stage:
+    with staged(setup, Reciting(echo), 6, entry=f"{app}:fails") as stage:
         pass
     found = errors(stage.episodes)
-    assert "code 1 and posted no reward" in str(found[0])
-    assert "ValueError: no such node" in str(found[0])
+    assert "code 1 and posted no reward: ValueError: no such node. Its output: Traceback" in str(found[0])
+    assert "^" not in str(found[0]), "the lines of a traceback that mark columns say nothing on one line"
     assert "code 7 and posted no reward" in str(found[1])
     assert "returned list. Return a reward" in str(found[2])
     assert "`reward` is 2, which is outside the range [0, 1]" in str(found[3])
-    assert found[4] is None
+    assert "Its output: The program's function returned None." in str(found[4])
+    assert found[5] is None
+
+
+def test_a_reward_that_is_rejected_fails_its_episode_even_after_an_answer_that_was_cut(
+    setup: RolloutSetup, app: str
+) -> None:
+    """The function itself is wrong, so that the least reward would hide its fault."""
+    with staged(setup, Reciting(echo, is_cut=lambda _: True), 5, entry=f"{app}:fails") as stage:
+        pass
+    found = errors(stage.episodes)
+    assert "returned no valid reward: The program's function returned list" in str(found[2])
+    assert "returned no valid reward: The reward was rejected: `reward` is 2" in str(found[3])
+    assert (found[0], found[1], found[4]) == (None, None, None), "these may have ended because of the answer"
+
+
+def test_a_reward_before_the_first_call_of_an_agent_is_rejected_with_the_reason(
+    setup: RolloutSetup, app: str
+) -> None:
+    with staged(setup, Reciting(echo), entry=f"{app}:silent") as stage:
+        pass
+    assert "A session begins with the first call of an agent." in str(stage.episodes[0].error)
 
 
 def test_only_running_episodes_fail_with_the_process_of_the_imports(setup: RolloutSetup, app: str) -> None:

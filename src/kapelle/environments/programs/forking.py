@@ -36,6 +36,12 @@ from urllib.parse import urlsplit
 NOTE = struct.Struct("=ci")
 """Format of the messages on the socket of a copy. The first message is `p` and the process id of the copy; the last message is
 `c` and its exit code."""
+REJECTED = 65
+"""The exit code of a copy whose function returned a reward that is not valid (EX_DATAERR in sysexits.h)."""
+
+
+class Rejected(Exception):
+    """Raised if the return value of the program's function is not a valid reward."""
 
 
 def main(descriptor: int, entry: str) -> None:
@@ -204,6 +210,9 @@ def run_episode(entry: str, control: socket.socket, output: int, job: int) -> No
         if isinstance(end.code, str):
             sys.stderr.write(f"{end.code}\n")
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Rejected as error:
+        sys.stderr.write(f"{error}\n")
+        code = REJECTED
     except BaseException:  # noqa: BLE001 - user code may raise anything
         traceback.print_exc()
     finally:
@@ -224,13 +233,16 @@ def post(result: Any) -> None:
     The value is a reward, an answer, or a mapping with more fields; None means that the function has posted its own reward.
     """
     if result is None:
+        sys.stderr.write(
+            "The program's function returned None.\n"
+        )  # shown only if it has posted no reward either
         return
     if isinstance(result, numbers.Real):
         result = {"reward": float(result)}
     elif isinstance(result, str):
         result = {"answer": result}
     elif not isinstance(result, Mapping):
-        raise SystemExit(
+        raise Rejected(
             f"The program's function returned {type(result).__name__}. Return a reward (a number), an answer (a string), or a "
             "mapping such as {'reward': 1.0, 'info': {}}."
         )
@@ -242,7 +254,9 @@ def post(result: Any) -> None:
     answer = connection.getresponse()
     body = answer.read().decode("utf-8", "replace")
     if answer.status != 200:
-        raise SystemExit(f"The reward was rejected: {body}")
+        with suppress(ValueError, TypeError, KeyError):  # a proxy may have answered
+            body = json.loads(body)["error"]["message"]
+        raise Rejected(f"The reward was rejected: {body}")
 
 
 if __name__ == "__main__":

@@ -125,14 +125,21 @@ class Program:
         assert protocol.stdout is not None
         return cls(transport.get_pid(), protocol.exited, protocol.stdout, transport.close)
 
-    async def ended(self) -> ProgramEnded:
+    async def ended(self) -> EpisodeError:
         """Wait until the program exits and return an error that explains why there is no reward."""
         code = await asyncio.shield(self._exited)
         # Child processes may continue after exit code 0, for example if the program is a wrapper. After a failure, they are ignored.
         await asyncio.wait((self._reading,), timeout=None if code == 0 else LAST_S)
-        output = " ".join(self._output.decode("utf-8", "replace").split())[-SHOWN:]
+        lines = [line for line in self._output.decode("utf-8", "replace").splitlines() if line.strip(" ^~")]
+        output = " ".join(" ".join(lines).split())
+        # The exception of a traceback is its last line. It comes first in the message, because lists of runs shorten messages.
+        raised = any(line.startswith("Traceback (") for line in lines) and not lines[-1].startswith(" ")
+        output = f"{'… ' if len(output) > SHOWN else ''}{output[-SHOWN:]}" or "(nothing)"
+        if code == forking.REJECTED:
+            return EpisodeError(f"The program's function returned no valid reward: {output}")
         how = "lost the process from which it was forked" if code is None else f"ended with code {code}"
-        return ProgramEnded(f"The program {how} and posted no reward. Its output: {output or '(nothing)'}")
+        what = f"{how} and posted no reward{f': {lines[-1].strip()}' if raised else ''}"
+        return ProgramEnded(f"The program {what.rstrip('.')}. Its output: {output}")
 
     async def end(self) -> None:
         """Stop the program and all its processes.

@@ -134,7 +134,12 @@ class Sessions:
     def get(self, name: str) -> ChatSession:
         """Return the open session with the given name. Raises RequestError (404) if there is no such session."""
         if name not in self._open:
-            raise RequestError(404, "No open session has this name.", None, "session_not_found")
+            raise RequestError(
+                404,
+                "No open session has this name. A session begins with the first call of an agent.",
+                None,
+                "session_not_found",
+            )
         return self._open[name]
 
     def turn(self, session: str | None, name: str) -> tuple[ChatSession, Turn]:
