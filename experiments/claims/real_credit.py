@@ -25,5 +25,6 @@ CLAIM = Claim(
     ),
     rates=(3e-4,),
     seeds=3,
-    plotted=("area", "", "training reward"),
+    plot="bars",
+    plotted=("area", "", "mean training reward over 10 steps"),
 )
