@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
-from kapelle.errors import ConfigError, EngineError, EpisodeError, did_you_mean
+from kapelle.errors import ConfigError, EngineError, EpisodeError, RequestRefused, did_you_mean
 from kapelle.runtime.characters import defused, replace_surrogates
 from kapelle.runtime.credentials import bearer, without_secrets
 from kapelle.runtime.http import NoAnswer, post_with_retries
@@ -90,7 +90,11 @@ class EndpointEngine(RolloutEngine):
         return self._renderer
 
     async def generate(self, request: Request) -> Completion:
-        """Return the server's completion. Raises EpisodeError if all retries fail or the server's answer is invalid."""
+        """Return the server's completion.
+
+        Raises RequestRefused if the server refuses the request, and EpisodeError if all retries fail or the server's
+        answer is invalid.
+        """
         endpoint = self._endpoints.get(request.policy)
         if endpoint is None:
             raise EngineError(
@@ -114,7 +118,8 @@ class EndpointEngine(RolloutEngine):
             )
         except NoAnswer as error:
             reason = str(error).rstrip(".")
-            raise EpisodeError(
+            kind = EpisodeError if error.passing else RequestRefused
+            raise kind(
                 f"The endpoint of policy '{request.policy}' ({endpoint.url}) did not answer: {reason}."
             ) from error
         try:
