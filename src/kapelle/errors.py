@@ -134,6 +134,10 @@ class EpisodeError(KapelleError):
         self.info: Mapping[str, str] = dict(info or {})
 
 
+class RequestRefused(EpisodeError):
+    """The server of an endpoint refused a request, which it would refuse again. The caller may continue with another request."""
+
+
 class SandboxError(Absent):
     """A sandbox, or a layer of a sandbox, is not available on this machine, so that no program was run."""
 

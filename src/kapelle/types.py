@@ -355,6 +355,11 @@ class Turn:
         return self.text[self.thoughts :]
 
     @property
+    def token_counts(self) -> tuple[int, int]:
+        """Numbers of prompt tokens and completion tokens, as counted by the server of an endpoint if it reported them."""
+        return self.usage or (len(self.prompt_ids), len(self.completion_ids))
+
+    @property
     def runs(self) -> tuple[tuple[int, int], ...]:
         """Spans of tokens that were sampled by the same weights, as pairs of a version and a number of tokens.
 

@@ -199,6 +199,36 @@ def test_texts_without_quotes_match_their_schema(
 
 
 @pytest.mark.parametrize("family", IDS)
+def test_a_call_has_only_the_arguments_that_its_schema_names(family: Family) -> None:
+    form = call_form(family.form, family.template)
+    assert form is not None
+    sampler = Sampler(family)
+    for names in ([], ["a", "b"]):
+        properties = {name: {"type": "boolean"} for name in names}
+        schema = {"type": "object", "properties": properties, "required": names}
+        constraint = forced_call([{"name": "f", "parameters": schema}], form=form)
+        for seed in range(4):
+            ids = sampler.ids(constraint, seed)
+            [call] = SpeechForm(family.form).read(sampler.texts.spoken(ids)).calls
+            assert sorted(call.arguments) == names
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
+        {"properties": {"a": {}}, "required": ["b"]},
+        {"properties": {"a": {}}, "required": 5},
+        {"properties": {"a": {}}, "allOf": [{"required": ["a"]}]},
+        True,
+    ],
+)
+def test_other_schemas_keep_their_further_properties(schema: Any) -> None:
+    assert constraints.closed(schema) == schema
+
+
+@pytest.mark.parametrize("family", IDS)
 def test_the_trainer_masks_a_lenient_schema_as_the_sampler_does(family: Family) -> None:
     """Of a constraint as a turn records it: the same tokens were allowed in each place, and a `set` is held to its items."""
     sampler = Sampler(family)

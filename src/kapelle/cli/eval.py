@@ -154,8 +154,6 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
 
 def _episodes(result: Evaluation) -> list[dict[str, Any]]:
     """Return the task, the rewards, the texts and, if the episode failed, the error of each episode."""
-    from kapelle.rollout.evaluation.evaluate import tokens_of
-
     return [
         {
             "task": episode.task.id,
@@ -170,8 +168,8 @@ def _episodes(result: Evaluation) -> list[dict[str, Any]]:
                 {
                     "agent": turn.agent,
                     "text": turn.text,
-                    "tokens": tokens_of(turn)[1],
-                    "prompt_tokens": tokens_of(turn)[0],
+                    "tokens": turn.token_counts[1],
+                    "prompt_tokens": turn.token_counts[0],
                     "finish_reason": turn.finish_reason,
                 }
                 for turn in episode.turns

@@ -274,8 +274,7 @@ def forced_call(
         if form.pairs is not None:
             arguments = _pairs(form.pairs, f"value_{number}", called, schema or {}, lines, lenient=lenient)
         else:
-            nothing = {"type": "object", "properties": {}, "additionalProperties": False}
-            arguments = json_rule(schema or nothing, lenient=lenient)
+            arguments = json_rule(closed(schema or {"type": "object", "properties": {}}), lenient=lenient)
         pieces = (written(head.replace("NAME", called)), arguments, written(tail))
         lines.append(f"call_{number}: {' '.join(filter(None, pieces))}")
     lines += [f"{rule}: {quoted(mark)}" for mark, rule in marks.items()]
@@ -283,6 +282,22 @@ def forced_call(
 
 
 _PLAIN_NAME = re.compile(r"[\w.-]{1,128}")
+
+
+def closed(schema: Json) -> Json:
+    """Return the schema of an object without the properties that it does not name, which a caller does not expect.
+
+    Schemas that state whether there may be other properties, or that combine several schemas, are returned unchanged.
+    """
+    if not isinstance(schema, Mapping) or set(schema) - (_OF_OBJECTS - {"additionalProperties"}) - _REMARKS:
+        return schema
+    named, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(named, Mapping) or not isinstance(required, list):
+        return schema
+    if any(name not in [*named] for name in required):
+        return schema
+    return {**schema, "additionalProperties": False}
+
 
 # -------- Arguments as pairs of key and value, as in GLM and Qwen3-Coder: unquoted strings, other values as JSON
 

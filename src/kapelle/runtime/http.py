@@ -225,14 +225,28 @@ MOST_WAITING = 60.0
 """Maximum total time in seconds of all pauses between attempts."""
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP status codes of temporary failures."""
+REFUSED = frozenset({400, 413, 415, 422})
+"""HTTP status codes with which a server refuses the content of a request. Another request may succeed."""
 _jitter = random.Random()  # no result depends on it
 
 
 class NoAnswer(EpisodeError):
     """There was no response, or the response was invalid."""
 
-    def __init__(self, reason: str, *, passing: bool, wait: float | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        passing: bool,
+        wait: float | None = None,
+        parameter: str | None = None,
+        refused: bool = False,
+    ) -> None:
         super().__init__(reason)
+        self.refused = refused
+        """Whether the server refused the content of the request."""
+        self.parameter = parameter
+        """The name of the parameter that the server does not support, or None if there is no such parameter."""
         self.passing = passing
         """Whether a retry may succeed."""
         self.wait = wait
@@ -299,7 +313,11 @@ async def _attempt(
         redirects = answer.location and 300 <= answer.status < 400
         moved = f", a redirect to {answer.location}" if redirects else ""
         reason = f"HTTP {answer.status}{moved}{waits}{error_message(answer.body, key)}"
-        raise NoAnswer(reason, passing=answer.status in TRANSIENT, wait=answer.wait)
+        passing = answer.status in TRANSIENT
+        refused = answer.status in REFUSED
+        raise NoAnswer(
+            reason, passing=passing, wait=answer.wait, parameter=_unsupported(answer.body), refused=refused
+        )
     # A body with status 200 may be an error, a proxy's page, or truncated.
     try:
         content = json.loads(answer.body)
@@ -317,6 +335,17 @@ async def _attempt(
         reason = f"HTTP 200 with an error inside{error_message(answer.body, key)}"
         raise NoAnswer(reason, passing=isinstance(status, int) and status in TRANSIENT)
     return answer.body
+
+
+def _unsupported(body: bytes) -> str | None:
+    """Return the name of the parameter that a response in the format of the OpenAI API does not support, or None."""
+    try:
+        error = json.loads(body)["error"]
+        return (
+            str(error["param"]) if error["code"] in ("unsupported_parameter", "unsupported_value") else None
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def error_message(body: bytes, key: str = "") -> str:

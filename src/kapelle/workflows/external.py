@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kapelle.environment import DrivenByPrograms, Environment, offers
-from kapelle.errors import ConfigError, ContextError
+from kapelle.errors import ConfigError, ContextError, EpisodeError, RequestRefused
 from kapelle.settings.base import Settings
 from kapelle.team import Agent
 from kapelle.types import Constraint, Json, Message
@@ -85,7 +85,13 @@ async def _answer(scene: Scene, callers: Callers, agent: str, number: int, call:
             "text": turn.text,
             "version": turn.version,
             "weights_hash": turn.weights_hash,
+            "usage": turn.usage,
         }
     except ContextError as error:
         answer = {"too_long": str(error)}  # the program can continue with a shorter request
+    except RequestRefused as error:
+        answer = {"refused": str(error)}  # the program can continue with another request
+    except EpisodeError as error:
+        await scene.step({agent: json.dumps([number, {"failed": str(error)}])})
+        raise
     await scene.step({agent: json.dumps([number, answer])})

@@ -16,7 +16,7 @@ from kapelle.engines.rollout.endpoint import EndpointEngine
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.grading.text.tool_call import ReadCall
-from kapelle.errors import EngineError, EpisodeError
+from kapelle.errors import EngineError, EpisodeError, RequestRefused
 from kapelle.services.policy.speech import SpeechForm
 from kapelle.team import Endpoint
 from kapelle.types import Constraint, Message, Sampling
@@ -188,6 +188,27 @@ class TestFaults:
         with pytest.raises(EpisodeError, match=r"'judge' \(https://example\.test/v1/\).*HTTP 503"):
             await engine(answer, retries=1).generate(ASKED)
         assert len(tries) == 2
+
+    async def test_a_field_that_the_server_does_not_support_is_replaced(self) -> None:
+        """As with OpenAI's reasoning models; the replacement is remembered."""
+        bodies: list[Any] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            bodies.append(json.loads(request.content))
+            for name in ("max_tokens", "temperature"):
+                if name in bodies[-1]:
+                    error = {"message": f"Unsupported: {name}", "param": name, "code": "unsupported_value"}
+                    return httpx.Response(400, json={"error": error})
+            return reply("now")
+
+        sampling = replace(ASKED.sampling, temperature=1.0)
+        made = engine(answer)
+        for _ in range(2):
+            assert (await made.generate(replace(ASKED, sampling=sampling))).text == "now"
+        assert len(bodies) == 4
+        assert bodies[-1]["max_completion_tokens"] == 9
+        with pytest.raises(RequestRefused, match="Unsupported: temperature"):
+            await made.generate(ASKED)
 
 
 class TestComposed:

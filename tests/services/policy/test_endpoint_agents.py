@@ -80,6 +80,27 @@ def test_a_forced_call_is_made_and_its_result_is_read(client: OpenAI, agent: str
     client.chat.completions.create(messages=answered, max_tokens=4, **request)
 
 
+@pytest.mark.parametrize("agent", ["near", "far"])
+def test_a_forced_call_without_tools_is_refused(client: OpenAI, agent: str) -> None:
+    with pytest.raises(BadRequestError, match=r"`tool_choice` requires a call, but there are no `tools`"):
+        client.chat.completions.create(model=agent, messages=QUESTION, tool_choice="required")
+
+
+def test_usage_is_what_the_endpoint_counts(client: OpenAI) -> None:
+    """Its server renders the conversation with the same template as the local agent's."""
+    near, far = (
+        client.chat.completions.create(model=agent, messages=QUESTION, max_tokens=4).usage
+        for agent in ("near", "far")
+    )
+    assert near is not None
+    assert far is not None
+    assert far.prompt_tokens == near.prompt_tokens
+    assert far.completion_tokens <= 4
+    written = client.responses.create(model="far", input="Which way?", max_output_tokens=4).usage
+    assert written is not None
+    assert written.input_tokens == near.prompt_tokens
+
+
 def test_an_error_of_the_endpoint_is_the_callers(client: OpenAI) -> None:
     wrong: Any = {"type": "json_schema", "json_schema": {"name": "ok", "schema": {"type": 7}}}
     with pytest.raises(BadRequestError, match=r"far.*HTTP 400"):

@@ -14,7 +14,7 @@ from tests.support.serving import Reciting, Watching, staged
 from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle.engines.rollout.protocol import Request
-from kapelle.errors import TrainingHalted
+from kapelle.errors import EpisodeError, RequestRefused, TrainingHalted
 from kapelle.rollout.setup import RolloutSetup
 
 PYTHON = (sys.executable, "-IS", "-c")
@@ -178,6 +178,45 @@ def test_a_program_silent_for_too_long_loses_its_episode(setup: RolloutSetup, we
     assert episode.error is not None
     assert "environment.timeout" in episode.error
     assert late.status_code == 410, late.text
+
+
+def test_a_program_continues_after_a_request_that_an_endpoint_refuses(
+    setup: RolloutSetup, web: httpx.Client
+) -> None:
+    def script(request: Request) -> str:
+        if "refused" in request.messages[-1].content:
+            raise RequestRefused("The endpoint did not answer: HTTP 400: bad tool.")
+        return echo(request)
+
+    with staged(setup, Reciting(script)) as stage:
+        name = web.post(f"{stage.url}/task", json={}).json()["session"]
+        there = f"{stage.url.removesuffix('/v1')}/sessions/{name}/v1"
+        replies = [
+            web.post(f"{there}/chat/completions", json=asked(words)) for words in ("one", "refused", "two")
+        ]
+        web.post(f"{there}/reward", json={"reward": 0.5})
+    assert [reply.status_code for reply in replies] == [200, 400, 200]
+    assert "HTTP 400: bad tool" in replies[1].json()["error"]["message"]
+    [episode] = stage.episodes
+    assert (episode.error, dict(episode.rewards)) == (None, {"first": 0.5})
+    assert [turn.text for turn in episode.turns] == ["to one", "to two"]
+
+
+def test_an_endpoint_that_does_not_answer_ends_the_episode_with_the_reason(
+    setup: RolloutSetup, web: httpx.Client
+) -> None:
+    def script(request: Request) -> str:
+        raise EpisodeError("The endpoint did not answer: HTTP 503.")
+
+    with staged(setup, Reciting(script)) as stage:
+        name = web.post(f"{stage.url}/task", json={}).json()["session"]
+        reply = web.post(
+            f"{stage.url}/chat/completions", json=asked("x"), headers={"x-kapelle-session": name}
+        )
+        [episode] = stage.wait()
+    assert reply.status_code == 410
+    assert "HTTP 503" in reply.json()["error"]["message"]
+    assert "HTTP 503" in str(episode.error)
 
 
 def test_a_program_that_forks_plays_one_episode(setup: RolloutSetup) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from kapelle.engines.rollout.protocol import Completion, Request, RolloutEngine
 from kapelle.engines.rollout.scripted import ByteRenderer
-from kapelle.errors import ConfigError, EngineError, EpisodeError, did_you_mean
+from kapelle.errors import ConfigError, EngineError, EpisodeError, RequestRefused, did_you_mean
 from kapelle.runtime.characters import defused, replace_surrogates
 from kapelle.runtime.credentials import bearer, without_secrets
 from kapelle.runtime.http import NoAnswer, post_with_retries
@@ -53,7 +53,7 @@ def constraint_fields(constraint: Constraint | None) -> dict[str, Json]:
 
 
 class EndpointEngine(RolloutEngine):
-    """An engine that sends requests to remote servers. The engine keeps no state between requests."""
+    """An engine that sends requests to remote servers. Between requests, the engine only keeps which fields a server does not support."""
 
     def __init__(
         self,
@@ -79,6 +79,8 @@ class EndpointEngine(RolloutEngine):
         self._retries = retries
         self._transport = transport
         self._renderer = ByteRenderer()
+        self._unsupported: dict[str, set[str]] = {policy: set() for policy in endpoints}
+        """Mapping from a policy to the fields that its server has rejected and that have a substitute (`_supported`)."""
 
     @property
     def policies(self) -> Sequence[str]:
@@ -90,7 +92,11 @@ class EndpointEngine(RolloutEngine):
         return self._renderer
 
     async def generate(self, request: Request) -> Completion:
-        """Return the server's completion. Raises EpisodeError if all retries fail or the server's answer is invalid."""
+        """Return the server's completion.
+
+        Raises RequestRefused if the server refuses the request, and EpisodeError if all retries fail or the server's
+        answer is invalid.
+        """
         endpoint = self._endpoints.get(request.policy)
         if endpoint is None:
             raise EngineError(
@@ -108,15 +114,24 @@ class EndpointEngine(RolloutEngine):
         }
         headers = bearer(endpoint.api_key_env, endpoint.url)
         url = f"{endpoint.url.rstrip('/')}/chat/completions"
-        try:
-            answer = await post_with_retries(
-                url, body, headers, self._timeout, self._retries, self._transport
-            )
-        except NoAnswer as error:
-            reason = str(error).rstrip(".")
-            raise EpisodeError(
-                f"The endpoint of policy '{request.policy}' ({endpoint.url}) did not answer: {reason}."
-            ) from error
+        unsupported = self._unsupported[request.policy]
+        while True:
+            sent = _supported(body, unsupported)
+            try:
+                answer = await post_with_retries(
+                    url, sent, headers, self._timeout, self._retries, self._transport
+                )
+                break
+            except NoAnswer as error:
+                rejected = {*unsupported, error.parameter or ""}
+                if _supported(body, rejected) != sent:
+                    unsupported |= rejected
+                    continue
+                reason = str(error).rstrip(".")
+                kind = RequestRefused if error.refused else EpisodeError
+                raise kind(
+                    f"The endpoint of policy '{request.policy}' ({endpoint.url}) did not answer: {reason}."
+                ) from error
         try:
             parsed = json.loads(answer)
             choice = parsed["choices"][0]
@@ -144,6 +159,19 @@ class EndpointEngine(RolloutEngine):
         raise EngineError(
             f"Policy '{policy}' is a remote endpoint, which cannot load weights. Mark it as frozen."
         )
+
+
+def _supported(body: Mapping[str, Json], unsupported: Collection[str]) -> dict[str, Json]:
+    """Return the fields of a request for a server that does not support some of them.
+
+    OpenAI's reasoning models support `max_completion_tokens` instead of `max_tokens`, and only the value 1 of `temperature`
+    and `top_p`, which is then left out. Fields without a substitute are sent, so that the server reports the error.
+    """
+    left_out = {name for name in ("temperature", "top_p") if body[name] == 1.0} | {"seed", "max_tokens"}
+    sent = {name: value for name, value in body.items() if name not in left_out.intersection(unsupported)}
+    if "max_tokens" in unsupported:
+        sent["max_completion_tokens"] = body["max_tokens"]
+    return sent
 
 
 def _rows(messages: Sequence[Message]) -> list[dict[str, Json]]:

@@ -284,7 +284,7 @@ def lengths_of(groups: Sequence[Group]) -> dict[str, Lengths]:
                 turns.setdefault(turn.agent, []).append(turn)
     found = {}
     for agent, own in turns.items():
-        read, written = zip(*(tokens_of(turn) for turn in own), strict=True)
+        read, written = zip(*(turn.token_counts for turn in own), strict=True)
         ordered = sorted(written)
         found[agent] = Lengths(
             answers=len(own),
@@ -298,11 +298,6 @@ def lengths_of(groups: Sequence[Group]) -> dict[str, Lengths]:
     return found
 
 
-def tokens_of(turn: Turn) -> tuple[int, int]:
-    """Return the numbers of prompt tokens and completion tokens of a turn, as counted by the server if the server reported them."""
-    return turn.usage or (len(turn.prompt_ids), len(turn.completion_ids))
-
-
 def cost_of(groups: Sequence[Group], prices: Mapping[str, tuple[float, float]]) -> float:
     """Return the mean cost of an episode, including failed episodes.
 
@@ -312,7 +307,7 @@ def cost_of(groups: Sequence[Group], prices: Mapping[str, tuple[float, float]]) 
     episodes = [episode for group in groups for episode in group.episodes]
     spent = 0.0
     for turn in (turn for episode in episodes for turn in episode.turns):
-        (read, written), (reading, writing) = tokens_of(turn), prices.get(turn.agent, free)
+        (read, written), (reading, writing) = turn.token_counts, prices.get(turn.agent, free)
         spent += (read * reading + written * writing) / 1e6
     return spent / max(1, len(episodes))
 

@@ -23,13 +23,12 @@ from kapelle.engines.rollout.protocol import (
     stream_or_generate,
 )
 from kapelle.environments.grading.text.tool_call import Form
-from kapelle.errors import ContextError, EngineError, EpisodeError
+from kapelle.errors import ContextError, EngineError, EpisodeError, RequestRefused
 from kapelle.models.chat_template import template_variables
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.credentials import without_secrets
 from kapelle.runtime.event_loop import LoopThread
-from kapelle.runtime.http import NoAnswer
 from kapelle.runtime.randomness import derive_seed
 from kapelle.services.binding import LOG
 from kapelle.services.policy.chat_form import (
@@ -123,6 +122,11 @@ class Sampled:
     turn: int | None = None
     """The index of the turn in its episode, or None if there is no episode."""
 
+    @property
+    def usage(self) -> tuple[int, int]:
+        """The numbers of prompt tokens and completion tokens, as counted by the server of an endpoint if it reported them."""
+        return self.completion.usage or (self.prompt_tokens, len(self.completion.ids))
+
 
 Send = Callable[[Any], None]
 """A function that passes an item to the code that waits for it."""
@@ -202,7 +206,7 @@ class Agents:
         async with aclosing(relayed(self.thread, work)) as coming:  # type: ignore[type-var]
             async for each in coming:
                 if isinstance(each, Sampled):
-                    self.metrics.answered(prompt.agent, each.prompt_tokens, len(each.completion.ids))
+                    self.metrics.answered(prompt.agent, *each.usage)
                 yield each
 
     async def _choice(self, prompt: Prompt, choice: int, send: Send, *, listening: bool) -> Sampled:
@@ -265,13 +269,17 @@ async def relayed(
                 503, "The sampling engine failed; see the service's log.", None, "engine"
             ) from None
         except EpisodeError as error:  # the response of an endpoint
-            status = 400 if isinstance(error.__cause__, NoAnswer) and not error.__cause__.passing else 503
-            raise RequestError(status, without_secrets(str(error)), None, "endpoint") from None
+            raise endpoint_failed(str(error), refused=isinstance(error, RequestRefused)) from None
     finally:
         if not task.done():
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
+
+
+def endpoint_failed(message: str, *, refused: bool) -> RequestError:
+    """Return the error for a request that the server of an endpoint `refused`, or else failed to answer."""
+    return RequestError(400 if refused else 503, without_secrets(message), None, "endpoint")
 
 
 def too_long(message: str) -> RequestError:
@@ -459,7 +467,8 @@ class Chat:
                     self.prompt, completion.ids, self.request.top_logprobs
                 )
                 rows = self._tokens(completion.ids[sent[k] :], completion.logprobs[sent[k] :], others)
-                usage = 0 if prompt_is_counted else each.prompt_tokens, len(completion.ids)
+                read, written = each.usage
+                usage = 0 if prompt_is_counted else read, written
                 prompt_is_counted = True
                 about = {"version": completion.version, "weights_hash": completion.weights_hash}
                 yield Finished(k, *rest, rows, message_of(parsed), reason, usage, about)

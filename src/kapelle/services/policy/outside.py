@@ -34,6 +34,7 @@ from kapelle.environments.external import (
 from kapelle.environments.programs.processes import ProgramEnded
 from kapelle.errors import EpisodeError
 from kapelle.rollout.setup import RolloutSetup
+from kapelle.runtime.credentials import without_secrets
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.services.binding import TOKEN, Binding
 from kapelle.services.http import (
@@ -47,7 +48,15 @@ from kapelle.services.http import (
     plain_path,
     route,
 )
-from kapelle.services.policy.agents import Agents, Chat, NewTokens, Sampled, ends_of_one_call, too_long
+from kapelle.services.policy.agents import (
+    Agents,
+    Chat,
+    NewTokens,
+    Sampled,
+    endpoint_failed,
+    ends_of_one_call,
+    too_long,
+)
 from kapelle.services.policy.chat_form import SamplingBody
 from kapelle.services.policy.recording import ChatSession, ContinuedAt, PostedReward, Recorder
 from kapelle.services.policy.requested_forms import check_length, constraint_of
@@ -255,6 +264,10 @@ class OutsideDesk(Recorder):
                 row = await coming
                 if "too_long" in row:
                     raise too_long(row["too_long"])
+                if "refused" in row:
+                    raise endpoint_failed(row["refused"], refused=True)
+                if "failed" in row:
+                    raise _over(without_secrets(row["failed"]))
                 completion = Completion(
                     tuple(row["ids"]),
                     tuple(row["logprobs"]),
@@ -262,9 +275,11 @@ class OutsideDesk(Recorder):
                     row["text"],
                     row["version"],
                     row["weights_hash"],
+                    usage=None if row["usage"] is None else tuple(row["usage"]),
                 )
-                self._agents.metrics.answered(place.agent, row["prompt_tokens"], len(completion.ids))
-                yield Sampled(choice, completion, row["prompt_tokens"], row["turn"])
+                sampled = Sampled(choice, completion, row["prompt_tokens"], row["turn"])
+                self._agents.metrics.answered(place.agent, *sampled.usage)
+                yield sampled
         except Over:
             raise _over() from None
         finally:

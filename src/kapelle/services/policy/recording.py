@@ -657,6 +657,7 @@ class Recorder:
                         new_messages=new_messages,
                         trained=policy.trained,
                         constraint=completion.constraint,
+                        usage=completion.usage,
                         thoughts=renderer.thoughts(chat.prompt.ids, completion.ids, completion.text)[1],
                     )
                     new = chat.prompt.messages if place.after is None else place.new_messages

@@ -10,7 +10,7 @@ from kapelle.engines.rollout.endpoint import constraint_fields
 from kapelle.engines.rollout.protocol import AppliesConstraints
 from kapelle.errors import ConfigError
 from kapelle.rollout.setup import RolloutSetup
-from kapelle.runtime.constraints import forced_call, json_rule
+from kapelle.runtime.constraints import closed, forced_call, json_rule
 from kapelle.services.policy.chat_form import (
     ChatRequest,
     JsonFormat,
@@ -31,20 +31,20 @@ def constraint_of(
     Tool calls have the format of the agent's `reader`. Raises RequestError (400) for constraints that no completion can
     satisfy, and for engines without constrained decoding.
     """
+    form, choice = request.response_format, request.tool_choice
+    forced = choice == "required" or isinstance(choice, NamedChoice)
+    if forced and not request.tools:
+        raise wrong("`tool_choice` requires a call, but there are no `tools`. Add `tools`.", "tool_choice")
     if reader.is_endpoint:
         return _forwarded(
             request, setup.team[agent].sampling.constraint, FORMS if training else FORMS | SERVED
         )
-    form, choice = request.response_format, request.tool_choice
     schema: dict[str, Json] | None = None
     if isinstance(form, SchemaFormat):
-        schema = form.json_schema.schema_
+        schema = closed(form.json_schema.schema_)
     elif isinstance(form, JsonFormat):
         schema = {"type": "object"}
     tools: list[Json] = [tool.model_dump(exclude_none=True) for tool in request.tools]
-    forced = choice == "required" or isinstance(choice, NamedChoice)
-    if forced and not tools:
-        raise wrong("`tool_choice` requires a call, but there are no `tools`. Add `tools`.", "tool_choice")
     if not forced and schema is None:
         return None
     place = "tool_choice" if forced else "response_format"

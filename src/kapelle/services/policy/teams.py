@@ -165,7 +165,7 @@ async def _counted(
         async for each in coming:
             if isinstance(each, TeamAnswer):
                 for turn in each.episode.turns:
-                    agents.metrics.answered(turn.agent, len(turn.prompt_ids), len(turn.completion_ids))
+                    agents.metrics.answered(turn.agent, *turn.token_counts)
             yield each
 
 
@@ -212,5 +212,8 @@ class TeamChat:
                     for turn in turns
                 ]
                 message = {"role": "assistant", "content": each.text, "refusal": None}
-                usage = sum(len(t.prompt_ids) for t in turns), sum(len(t.completion_ids) for t in turns)
+                usage = (
+                    sum(turn.token_counts[0] for turn in turns),
+                    sum(turn.token_counts[1] for turn in turns),
+                )
                 yield Finished(each.choice, "", each.text, None, message, "stop", usage, {"turns": rows})
