@@ -67,6 +67,17 @@ def configure_memory() -> bool:
     return mallopt is not None and mallopt(_TRIM_THRESHOLD, KEPT) == 1 == mallopt(_MMAP_THRESHOLD, MAPPED)
 
 
+def return_freed_memory() -> None:
+    """Return the freed memory of this process to the operating system, where the C library can do so (glibc).
+
+    Tensors of many sizes leave holes in the heap, so that the memory of a process grows although its tensors do not. On
+    Gemma 3 270M this took 2 GB in 40 steps.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
+
+
 def check_bitsandbytes(setting: str, instead: str) -> None:
     """Raise ConfigError, which names the setting and an alternative, if bitsandbytes or a CUDA device is missing."""
     if find_spec("bitsandbytes") is None:

@@ -13,6 +13,7 @@ from kapelle.engines.train.protocol import TrainEngine
 from kapelle.environment import Answerable, Environment, has_comparable_answers, offers
 from kapelle.functional.calibration import UNCALIBRATED, Kind, fit_calibration
 from kapelle.functional.statistics import area_interval, area_under_curve, mean_interval
+from kapelle.models.devices import return_freed_memory
 from kapelle.rollout.episodes import shared_rollout
 from kapelle.rollout.evaluation.evaluate import Evaluation, evaluate_held_out
 from kapelle.rollout.setup import RolloutSetup
@@ -259,6 +260,7 @@ class HeldOut:
         If the evaluation is interrupted, the states of the random generators are restored.
         """
         drawn = capture_random()
+        return_freed_memory()  # before and after the largest KV cache of the run
         try:
             if self._algorithm.judges:
                 acting, engine = self._pieces.acting, self._pieces.engine
@@ -284,4 +286,6 @@ class HeldOut:
         except StopRequested:
             restore_random(drawn)
             raise
+        finally:
+            return_freed_memory()
         return result
