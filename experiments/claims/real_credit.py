@@ -27,4 +27,8 @@ CLAIM = Claim(
     seeds=3,
     plot="bars",
     plotted=("area", "", "mean training reward over 10 steps"),
+    remark=(
+        "Three seeds decide nothing here. Final accuracies on 200 unseen words: 97, 63 and 96 % with the team's reward, 95, 82 "
+        "and 92 % with counterfactual credit, which has no seed that learned nothing."
+    ),
 )

@@ -25,4 +25,8 @@ CLAIM = Claim(
     seeds=3,
     plot="bars",
     plotted=("area", "", "mean training reward over 10 steps"),
+    remark=(
+        "Final accuracies on 200 unseen words: 97, 63 and 96 % with an adapter each, 96, 57 and 53 % with one adapter. After ten "
+        "steps, one of three teams with separate adapters had learned nothing, and two of three with a shared adapter."
+    ),
 )

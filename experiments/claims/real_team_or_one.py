@@ -78,6 +78,7 @@ def measure(arm: Mapping[str, Any], seed: int, rate: float) -> Result:
     settings = (
         f"seed={seed}",
         f"optimizer.lr={rate}",
+        "optimizer.warmup_steps=0",
         f"training.steps={STEPS}",
         f"evaluation.every={2 * STEPS}",
     )
@@ -107,7 +108,7 @@ CLAIM = Claim(
     claim="On a pretrained model, a reader and a judge answer better than one agent with as many tokens",
     source="Multi-agent debate and role papers compare teams with one agent that has fewer tokens; this is the comparison with as many",
     setting=(
-        "Gemma 3 270M (base) in bfloat16, LoRA of rank 8, GRPO with 8 words and 8 episodes each per step, 10 steps at one learning rate for all arms; the words of `docs/real_model.md`. "
+        "Gemma 3 270M (base) in bfloat16, LoRA of rank 8, GRPO with 8 words and 8 episodes each per step, 10 steps at one learning rate for all arms, without a warm-up of the rate; the words of `docs/real_model.md`. "
         "`thinks` writes a meaning and its answer in 14 tokens; `answers` chooses an answer at once, with 56 words per step. All arms sample at most 900 tokens per step."
     ),
     arms={"team": TEAM, "thinks": THINKS, "answers": ANSWERS},
@@ -130,4 +131,10 @@ CLAIM = Claim(
     seeds=3,
     plot="bars",
     plotted=("accuracy", "", "accuracy on 200 unseen words"),
+    remark=(
+        "The agent that answers at once learns fastest: 97, 97 and 96 % in its three seeds, the team 97, 63 and 96 %, the "
+        "agent that thinks 97, 76 and 91 %. A word is enough for this task, so that an explanation can only lose information. "
+        "The team's second seed had learned nothing after ten steps. The recipe in `examples/real` warms the learning rate up over "
+        "ten steps, because the first updates can make the judge give one answer to almost every word."
+    ),
 )
