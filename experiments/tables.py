@@ -69,7 +69,7 @@ class TableModel:
     def __init__(self, start: Start, tokens: int, rows: int = 4096, *, additive: bool = False) -> None:
         """Take how policies start, the number of tokens that can be said, the most rows, and whether critics are additive."""
         self.name, self.dtype, self.device = "table", torch.float32, torch.device("cpu")
-        self.flat, self.sharded_pass = object(), None
+        self.flat, self.sharded_pass, self.float_head = object(), None, False
         """Not None: shared prefixes are laid out once."""
         self.masks = None
         """Nothing that tables say is constrained."""
