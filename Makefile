@@ -77,7 +77,7 @@ test-types: $(STAMPS)/test $(STAMPS)/types ## check the types of README, pages a
 test-models: $(STAMPS)/test ## train a model of every family, here and on the emulated GPU, and compare with the result of `kapelle validate` (minutes)
 	@$(BIN)/python -m pytest -m models $(or $(TESTS),tests/cli tests/twin)
 
-real: $(STAMPS)/test ## train a team of two agents on a published model of 270M parameters (downloads 240 MB; 15 minutes on two cores)
+real: $(STAMPS)/test ## train a team of two agents on a published model of 270M parameters (downloads 240 MB; 15 minutes)
 	@$(BIN)/python examples/real/prepare.py
 	@$(BIN)/kapelle train examples/real/team.yaml $(ARGS)
 
