@@ -44,6 +44,8 @@ class Work:
     samples: int = SAMPLES
     new: int = NEW
     prompt: int = PROMPT
+    passes: int = 1
+    """Parts in which the peer updates; ours packs at most 4,096 tokens into a pass."""
 
 
 def against_trl(dtype: str, work: Work) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def against_trl(dtype: str, work: Work) -> dict[str, Any]:
         processes.append(spawned.Process(target=side, args=(dtype, work, there)))
         pipes.append(here)
         processes[-1].start()
+        there.close()  # so that a process that dies ends the benchmark
     times = []
     for _ in range(ROUNDS + 1):
         both = []
@@ -145,5 +148,6 @@ def _theirs(dtype: str, work: Work, pipe: Connection) -> None:
         end,
         lora_settings(),
         work.words(),
+        passes=work.passes,
     )
     pipe.send(_peak())

@@ -21,7 +21,7 @@ FILE = Path("build/real/gemma-3-270m-q4_k_m.gguf")
 
 def run() -> dict[str, Any]:
     """Return how many times as fast ours is, and its share of the peer's memory."""
-    work = Work(gemma, gemmas_words, agents=1, prompts=8, samples=8, new=12, prompt=32)
+    work = Work(gemma, gemmas_words, agents=1, prompts=8, samples=8, new=12, prompt=32, passes=8)
     return {"bfloat16": against_trl("bfloat16", work)}
 
 
