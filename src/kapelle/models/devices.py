@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 from kapelle.errors import AbsentPackage, ConfigError, noting
@@ -73,9 +73,14 @@ def return_freed_memory() -> None:
     Tensors of many sizes leave holes in the heap, so that the memory of a process grows although its tensors do not. On
     Gemma 3 270M this took 2 GB in 40 steps.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    trim = _malloc_trim()
     if trim is not None:
         trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
 
 
 def check_bitsandbytes(setting: str, instead: str) -> None:
