@@ -25,7 +25,7 @@ BENCHMARKS: Mapping[str, str] = {
     "update_skewed": "one update on skewed lengths, against padded microbatches",
     "large_head": "log-probs and entropies over 152,000 words, against all logits at once",
     "real_shape": "one step of two agents in the shape of a 0.6B model, against TRL with one (20 minutes; 13 GB)",
-    "real_weights": "one step of one agent on Gemma 3 270M, against TRL (5 minutes; 6 GB; `make real` fetches the model)",
+    "real_weights": "one step of one agent on Gemma 3 270M, against TRL (15 minutes; 12 GB; `make real` fetches the model)",
     "plan": "memory that `kapelle plan` says against what a step takes, for three sizes on the CPU (minutes; 5 GB)",
     "roofline": "share of the machine's own float32 GEMM peak that a whole step reaches",
     "parity": "largest difference of sampler and trainer log-probs",

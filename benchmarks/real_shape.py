@@ -44,8 +44,6 @@ class Work:
     samples: int = SAMPLES
     new: int = NEW
     prompt: int = PROMPT
-    passes: int = 1
-    """Parts in which the peer updates; ours packs at most 4,096 tokens into a pass."""
 
 
 def against_trl(dtype: str, work: Work) -> dict[str, Any]:
@@ -148,6 +146,5 @@ def _theirs(dtype: str, work: Work, pipe: Connection) -> None:
         end,
         lora_settings(),
         work.words(),
-        passes=work.passes,
     )
     pipe.send(_peak())

@@ -29,11 +29,10 @@ def train_trl(
     on_end: Callable[[], None],
     lora: Any = None,
     words: Any = None,
-    passes: int = 1,
 ) -> None:
     """Take `steps` steps, with a call before and after each, and check that each did the required work.
 
-    `words` is the tokeniser; by default that of `subjects`. Each update takes its completions in `passes` equal parts.
+    `words` is the tokeniser; by default that of `subjects`.
     """
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -57,8 +56,7 @@ def train_trl(
     with tempfile.TemporaryDirectory() as folder:
         settings = GRPOConfig(
             folder,
-            per_device_train_batch_size=completions // passes,
-            gradient_accumulation_steps=passes,
+            per_device_train_batch_size=completions,
             num_generations=samples,
             max_completion_length=new,
             max_steps=steps,

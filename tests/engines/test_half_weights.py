@@ -29,13 +29,14 @@ from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.engines.rollout.local import decode_strategies
 from kapelle.engines.rollout.local.decode_batch import Decoder, decode
 from kapelle.engines.rollout.local.decode_strategies import Job, RowOutput
+from kapelle.engines.rollout.local.engine import LocalEngine
 from kapelle.engines.train.protocol import Objective
 from kapelle.models.fast import fused
 from kapelle.models.language_model import DTYPES, LanguageModel, hold_in, load_language_model
 from kapelle.models.weights import hash_of_base, save_model
 from kapelle.rows import Sample
 from kapelle.settings.schema import ModelConfig
-from kapelle.team import Critic
+from kapelle.team import Critic, Policy
 from kapelle.training.trainer import Trainer
 from kapelle.types import Sampling
 
@@ -177,3 +178,11 @@ def logp_of(model: Any, sample: Sample) -> Tensor:
     targets_T = torch.tensor(sample.targets)
     logp_TV = logits_LV[targets_T - 1].log_softmax(-1)
     return logp_TV.gather(1, tokens[0, targets_T, None])[:, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_type_that_this_processor_emulates_is_noted(dtype: str) -> None:
+    model = load_language_model(ModelConfig(dtype=dtype))
+    notes = LocalEngine({"base": model}, [Policy("a", trained=False)]).notes
+    computed = dtype == "float32" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert any("`model.dtype: float32`" in note for note in notes) is not computed

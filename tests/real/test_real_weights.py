@@ -51,7 +51,7 @@ pytestmark = [
 LORA = Lora(rank=4, alpha=8.0)
 STORY = "The old lighthouse keeper counted the ships that passed in the fog. "
 RECIPE = {
-    "model": {"path": str(FILE), "chat_template": "plain"},
+    "model": {"path": "models/gemma/model.gguf", "chat_template": "plain"},
     "team": {
         "lora": {"rank": 4},
         "sampling": {"max_tokens": 4},
@@ -143,6 +143,8 @@ def test_adapters_learn_by_the_gradient_of_peft(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("real")
+    (folder / "models/gemma").mkdir(parents=True)
+    (folder / "models/gemma/model.gguf").symlink_to(FILE)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     rows = [
         f'{{"question": "Name a {thing}."}}\n'
@@ -180,7 +182,10 @@ def test_a_killed_run_resumes_to_the_same_weights(folder: Path, run: Path) -> No
         assert whole == resumed
 
 
-def test_transformers_and_peft_read_exports_with_the_same_log_probs(run: Path, tmp_path: Path) -> None:
+def test_transformers_and_peft_read_exports_with_the_same_log_probs(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent)
     merged = export(run, tmp_path / "hf", "hf", Silent())
     adapters = export(run, tmp_path / "peft", "peft", Silent())
     for whole, adapter in zip(merged, adapters, strict=True):

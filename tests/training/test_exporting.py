@@ -12,6 +12,7 @@ from tests.support.five_steps import settings
 from kapelle.errors import ModelError
 from kapelle.models.adapters import base_and_adapter
 from kapelle.runs.findings import keep_evaluation
+from kapelle.runs.model_card import Exported, model_card
 from kapelle.setup.preparation import PreparedRun
 from kapelle.training.exporting import export
 from kapelle.training.observer import Silent
@@ -104,3 +105,23 @@ def test_the_card_holds_settings_curve_and_evaluation_as_text(run: Path, tmp_pat
     assert "| agent\\_0 alone | 0.125 |" in card
     assert "## Curve" in card
     assert str(tmp_path) not in card
+
+
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("gpt2", "gpt2"),
+        ("models/mine", None),
+        ("models/mine/model.gguf", None),
+        ("missing/mine/model.gguf", None),
+        ("modelscope:Qwen/Qwen3-0.6B", None),
+    ],
+)
+def test_the_card_names_a_base_on_the_hub_and_no_local_one(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, name: str | None
+) -> None:
+    (tmp_path / "models/mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    card = model_card(run, 2, [Exported("one", ["agent_0"], ".", base, "peft", "float32")])
+    assert ModelCard(card).data.base_model == name

@@ -12,9 +12,13 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from kapelle.errors import AbsentPackage, ConfigError, noting
 from kapelle.settings.checks import Check, RunToCheck
+
+if TYPE_CHECKING:
+    import torch
 
 KEPT = 1 << 30
 """The maximum number of free bytes at the end of the heap before they are returned to the operating system."""
@@ -65,6 +69,21 @@ def configure_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     # macOS has no mallopt; musl's does nothing and returns 0.
     return mallopt is not None and mallopt(_TRIM_THRESHOLD, KEPT) == 1 == mallopt(_MMAP_THRESHOLD, MAPPED)
+
+
+@functools.cache
+def multiplies(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN computes matrix products of a type on this processor. Otherwise, half precision is slower than float32.
+
+    Products in bfloat16 need AVX-512 or, on Arm, its bfloat16 instructions.
+    """
+    import torch
+
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())  # noqa: SLF001 — no public name
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
 
 
 def return_freed_memory() -> None:

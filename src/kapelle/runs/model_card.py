@@ -140,9 +140,8 @@ def _metadata(
     from huggingface_hub import ModelCardData
 
     environment = settings["environment"]
-    hub = sorted({each.base for each in policies if each.base != "embedded" and not _is_path(each.base)})
+    hub = sorted({each.base for each in policies if each.base != "embedded" and _on_hub(each.base)})
     trained_on = str(environment.get("path") or "")
-    on_hub = _HUB_NAME.fullmatch(trained_on) and not Path(trained_on).exists()
     results = []
     with suppress(KeyError, TypeError, AttributeError, ValueError):  # skip a damaged row
         results = eval_results(evaluated[-1:])
@@ -151,7 +150,7 @@ def _metadata(
         pipeline_tag="text-generation",
         license=licence or next(iter(filter(None, map(licence_of, hub))), None),
         base_model=hub[0] if len(hub) == 1 else hub or None,
-        datasets=[trained_on] if on_hub else None,
+        datasets=[trained_on] if _on_hub(trained_on, owned=True) else None,
         tags=["kapelle", "multi-agent", "reinforcement-learning", str(settings["algorithm"]["name"])],
         model_name=str(settings["name"]) if results else None,
         eval_results=results or None,
@@ -159,7 +158,13 @@ def _metadata(
     return f"---\n{data.to_yaml()}\n---"
 
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+def _on_hub(name: str, *, owned: bool = False) -> bool:
+    """Return whether a name is a repository of the Hub and not a local file or folder; `owned` requires an owner."""
+    owner = "" if owned else "?"
+    return (
+        bool(re.fullmatch(rf"([A-Za-z0-9][\w.-]*/){owner}[A-Za-z0-9][\w.-]*", name))
+        and not Path(name).exists()
+    )
 
 
 def eval_results(rows: Sequence[Mapping[str, Any]]) -> list[EvalResult]:

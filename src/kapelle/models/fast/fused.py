@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from kapelle.functional.masking import as_float
+from kapelle.models.devices import multiplies
 from kapelle.models.fast.families import Family
 from kapelle.models.fast.flat import Attend, FlatModel
 from kapelle.models.lora_bank import BankedLinear, Route, route_at
@@ -43,12 +44,7 @@ class _Matrix:
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         self._bias_O = bias_O
         self._large = weight_OI.numel() >= LARGE or weight_OI.dtype != torch.float32
-        packs = weight_OI.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        # Not every processor supports packed products in half precision.
-        if packs and weight_OI.dtype == torch.float16:
-            packs = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())  # noqa: SLF001 — no public name
-        elif packs and weight_OI.dtype == torch.bfloat16:
-            packs = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
+        packs = weight_OI.device.type == "cpu" and multiplies(weight_OI.dtype)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None) if packs else None  # noqa: SLF001
         self._weight_IO = None if packs and self._large else weight_OI.t().contiguous()
 

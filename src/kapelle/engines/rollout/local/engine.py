@@ -36,6 +36,7 @@ from kapelle.engines.rollout.protocol import (
 )
 from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
 from kapelle.errors import ContextError, EngineError, ModelError, did_you_mean
+from kapelle.models.devices import multiplies
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import copy_weights
 from kapelle.models.renderer import ChatRenderer
@@ -188,7 +189,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
 
     @property
     def notes(self) -> Sequence[str]:
-        """Notes on chat templates, on models without fused attention and on models that decode without a cache."""
+        """Notes on chat templates, and on models that are slow because of their attention, their cache or their data type."""
         templates = (note for queue in self.queues for note in queue.model.renderer.notes)
         slow = (
             f"'{queue.model.name}' ({type(queue.model.model).__name__}) reads its whole text again for every sampled "
@@ -203,7 +204,13 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
             for queue in self.queues
             if queue.model.plain_attention
         )
-        return (*dict.fromkeys(templates), *plain, *slow)
+        emulated = (
+            f"this processor has no instructions for {str(queue.model.dtype).removeprefix('torch.')}, so '{queue.model.name}' runs several times "
+            "slower than in float32. Set `model.dtype: float32` if the memory suffices (`kapelle plan`)."
+            for queue in self.queues
+            if queue.model.device.type == "cpu" and not multiplies(queue.model.dtype)
+        )
+        return (*dict.fromkeys(templates), *plain, *slow, *emulated)
 
     def renderer(self, policy: str) -> ChatRenderer:
         """Return the renderer that converts the conversations of a policy into tokens."""
