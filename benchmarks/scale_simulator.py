@@ -3,6 +3,7 @@
     python -m benchmarks.scale_simulator                       # a 4B team on 1 to 512 GPUs, and which setting to turn
     python -m benchmarks.scale_simulator --model 8B --agents 8 --apart
     python -m benchmarks.scale_simulator --tails               # what `overlap` and `partial_rollouts` gain where some tasks take long
+    python -m benchmarks.scale_simulator --swarm               # seconds and tokens of a planner that calls workers in parallel
 
 Costs come from `scale_bounds` for GPUs, or from measurements (`scale_measured`). Lengths of answers, and the seconds that episode states
 take, are drawn from a seed. Two layouts: *colocated*, every process samples its groups and then updates its share, as `ddp`
@@ -453,6 +454,75 @@ KNOBS: Mapping[str, Callable[[Plan], Plan]] = {
 """Settings to turn → the plan with one turned."""
 
 
+def swarm_sampling(
+    calls: int,
+    costs: Costs,
+    episodes: int,
+    rows: int,
+    draw: random.Random,
+    *,
+    work: int = 4096,
+    overhead: int = 128,
+    ends: int = 128,
+    tail: float = 0.8,
+) -> Played:
+    """Sample episodes in which a planner divides `work` tokens among `calls` simultaneous calls.
+
+    The planner writes `ends` tokens before and `ends` after the calls. Each call reads and writes `overhead` tokens in addition to its
+    share, whose length is lognormal with standard deviation `tail` of the logarithm. An episode continues when all of its calls end.
+    """
+    played, steps = Played(), 0
+    waiting = [(number, ends, 0, True) for number in range(episodes)]
+    """Sequences that wait for a row: episode, tokens to write, tokens to read, whether the calls follow."""
+    running: list[tuple[int, int, bool]] = []
+    """Step at which a sequence ends, its episode, whether the calls follow."""
+    missing = [calls] * episodes
+    while waiting or running:
+        while waiting and len(running) < rows:
+            number, new, read, is_plan = waiting.pop()
+            played.decode += costs.read * read
+            played.read += read
+            played.tokens += new
+            heapq.heappush(running, (steps + new, number, is_plan))
+        played.decode += (running[0][0] - steps) * (costs.token + costs.row * len(running))
+        steps, number, is_plan = heapq.heappop(running)
+        if is_plan:
+            for _ in range(calls):
+                length = work / calls * math.exp(tail * draw.gauss(0.0, 1.0) - tail**2 / 2)
+                waiting.append((number, overhead + max(1, round(length)), overhead, False))
+        elif missing[number] > 0:
+            missing[number] -= 1
+            if missing[number] == 0:
+                waiting.append((number, ends, calls * overhead, False))
+    return played
+
+
+def swarm(model: str) -> list[str]:
+    """Return a table of the seconds of sampling on one GPU, and the tokens, for numbers of calls and of episodes."""
+    found = costs_of(model, Work(agents=2), Machine(), 1)
+    assert found is not None, "the model fits one GPU"
+    costs, _, rows = found
+    sizes = (1, 16, 256)
+    lines = [
+        f"| simultaneous calls | tokens | {' | '.join(f'{size} episodes (s)' for size in sizes)} |",
+        "| ---: | ---: |" + " ---: |" * len(sizes),
+    ]
+    base: list[float] = []
+    for calls in (1, 2, 4, 8, 16, 32):
+        cells, tokens = [], 0.0
+        for place, size in enumerate(sizes):
+            played = [
+                swarm_sampling(calls, costs, size, rows, random.Random(seed))
+                for seed in range(64 // size or 1)
+            ]
+            seconds = statistics.fmean(each.seconds for each in played)
+            tokens = statistics.fmean(each.tokens for each in played) / size
+            base += [seconds] if calls == 1 else []
+            cells.append(f"{seconds:.0f} ({base[place] / seconds:.1f}×)")
+        lines.append(f"| {calls} | {tokens:,.0f} | {' | '.join(cells)} |")
+    return lines
+
+
 def advice(plan: Plan, costs: Costs, steps: int = 4) -> list[tuple[str, float]]:
     """Return by what factor episodes a second grow when a setting is turned, the best one first."""
     before = simulate(plan, costs, steps).seconds / plan.tasks
@@ -505,7 +575,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--hard", type=float, default=0.8, help="with --tails: spread of all lengths of a task (0.8)"
     )
+    parser.add_argument("--swarm", action="store_true", help="a planner that calls workers in parallel")
     asked = parser.parse_args(arguments)
+    if asked.swarm:
+        print("\n".join(swarm(asked.model)))
+        return 0
     if asked.tails:
         print("\n".join(tails(asked.model, asked.agents, asked.tail, asked.hard)))
         return 0
@@ -560,6 +634,7 @@ def run() -> dict[str, str]:
         "the same, samplers apart": "\n".join(table("4B", 4, 0.8, 0.5, apart=True)),
         "the same, worlds of 20 s": "\n".join(table("4B", 4, 0.8, 20.0)),
         "tasks that take long": "\n".join(tails("4B", 4, 0.8, 0.8)),
+        "parallel calls": "\n".join(swarm("4B")),
     }
 
 

@@ -39,6 +39,7 @@ READY: Mapping[str, Mapping[str, Any]] = {
     "speaker": {"speaker": "leads", "other_play": True},
     "long_game": {},
     "essay": {},
+    "sum_lists": {},
     "unequal": {"anyway": (0.0, 0.5)},
 }
 """Environments without dependencies, with settings that cover them."""

@@ -20,6 +20,7 @@ BUILTIN: Mapping[str, str] = {
     "debate_topics": "kapelle.environments.debate_topics:DebateTopics",
     "mixture": "kapelle.environments.mixture:Mixture",
     "squares": "kapelle.environments.squares:Squares",
+    "sum_lists": "kapelle.environments.sum_lists:SumLists",
     "proposals": "kapelle.environments.proposals:Proposals",
     "matrix": "kapelle.environments.matrix:Matrix",
     "sum_game": "kapelle.environments.diagnostics:SumGame",
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
     from kapelle.environments.reward_server import RewardServer as RewardServer
     from kapelle.environments.rewarded import Rewarded as Rewarded
     from kapelle.environments.squares import Squares as Squares
+    from kapelle.environments.sum_lists import SumLists as SumLists
     from kapelle.environments.task_folders.coding_agent import CodingAgent as CodingAgent
     from kapelle.environments.task_folders.environment import TaskFolders as TaskFolders
     from kapelle.environments.texts import Summarisation as Summarisation

@@ -26,6 +26,7 @@ from kapelle.features.entropy.settings import EntropyConfig
 from kapelle.features.league.settings import LeagueConfig
 from kapelle.features.replay.settings import ReplayConfig
 from kapelle.features.reward_model.settings import RewardModelConfig
+from kapelle.features.swarm.settings import SwarmConfig
 from kapelle.features.warmup.settings import WarmupConfig
 from kapelle.runtime.deadlines import Patience
 from kapelle.settings.base import (
@@ -693,6 +694,8 @@ class RunConfig(Settings):
     """The opponents of the learners. If null, training uses self-play."""
     entropy: EntropyConfig | None = None
     """An entropy bonus for individual agents. If null, only the entropy setting of the algorithm's loss is used."""
+    swarm: SwarmConfig | None = None
+    """Rewards for calling other agents in parallel, for example in the workflow `swarm`."""
     evaluation: Annotated[EvaluationConfig, FREE] = EvaluationConfig()
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
     trackers: Annotated[tuple[TrackerConfig, ...], FREE] = ()

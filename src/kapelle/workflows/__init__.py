@@ -19,6 +19,7 @@ BUILTIN: Mapping[str, str] = {
     "cory": "kapelle.workflows.cory:Cory",
     "dag": "kapelle.workflows.dag:Dag",
     "router": "kapelle.workflows.router:Router",
+    "swarm": "kapelle.workflows.swarm:Swarm",
     "play": "kapelle.workflows.play:PlayWorkflow",
     "propose": "kapelle.workflows.propose:Propose",
     "tool_use": "kapelle.workflows.tool_use:ToolUse",
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from kapelle.workflows.router import Router as Router
     from kapelle.workflows.solo import Solo as Solo
     from kapelle.workflows.summary import Summary as Summary
+    from kapelle.workflows.swarm import Swarm as Swarm
     from kapelle.workflows.tool_use import ToolUse as ToolUse
     from kapelle.workflows.vote import Vote as Vote
     from kapelle.workflows.vote import majority as majority
