@@ -1,0 +1,166 @@
+"""Run environments of the package `verifiers` in its form `verifiers.v1` (0.4). Only that package and the standard library are needed.
+
+    python verifiers_v1_program.py < REQUEST     prints the environment's roles and tasks as JSON
+
+`verifiers_v1.py` starts this file in the interpreter `environment.python`, where kapelle may not be installed. `ForkServer` imports
+it once and calls `episode` in a fork for each episode. A request has the keys of `VerifiersV1.request`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+
+# Python puts the folder of this file first, where `verifiers` would be the classic adapter. Environments of the current folder can be
+# imported, as for the package's own commands.
+sys.path[0] = str(Path.cwd())
+
+KEY = "OPENAI_API_KEY"
+"""The environment variable with the key of kapelle's server."""
+
+
+class Failed(Exception):
+    """Raised if the environment cannot be used or an episode of it failed."""
+
+
+try:
+    FOUND = version("verifiers")
+except PackageNotFoundError:
+    FOUND = ""
+if FOUND and int(FOUND.split(".")[0]) == 0 and int(FOUND.split(".")[1]) >= 4:  # earlier versions had drafts of `verifiers.v1`
+    import verifiers.v1 as vf
+    from verifiers.v1.clients import EvalClientConfig, ModelContext
+    from verifiers.v1.utils import loaders
+
+
+def config_of(request: Mapping[str, Any], address: str) -> Any:
+    """Return the package's configuration of an environment, in which the roles of `players` call kapelle's agents at `address`.
+
+    The package would otherwise run each role in a paid cloud sandbox with a shell. Here a role that says nothing else has the chat
+    loop `null` in a process of this machine.
+    """
+    taskset = {"id": request["id"], **request["taskset"]}
+    args = dict(request["args"])
+    kind = loaders.env_config_type(request["id"], args.get("id", ""))
+    for role, default in roles_of(kind).items():
+        given = dict(args.get(role) or {})
+        stated = given.keys() | default.model_fields_set
+        if "harness" not in stated and loaders.default_harness_id(request["id"]) == "bash":
+            given["harness"] = {"id": "null"}
+        if "runtime" not in stated:
+            given["runtime"] = {"type": "subprocess"}
+        if role in request["players"]:
+            given["model"] = f"team/{request['players'][role]}"
+            given["client"] = {"type": "eval", "base_url": address, "api_key_var": KEY}
+        args[role] = given
+    config = kind.model_validate({**args, "taskset": taskset})
+    for role, harness in config.agent_harnesses().items():
+        local = getattr(config, role).runtime.type == "subprocess"
+        if local and loaders.harness_class(harness.id).EXECUTES_CODE and "runtime" not in (request["args"].get(role) or {}):
+            raise Failed(
+                f"The harness '{harness.id}' of the role `{role}` lets the model run commands on this machine, without a sandbox. Set "
+                f"`environment.args.{role}.runtime`, such as {{type: docker}}"
+            )
+    return config
+
+
+def roles_of(kind: Any) -> dict[str, Any]:
+    """Return the roles of an environment's configuration class with their default settings."""
+    fields = {name: field.default for name, field in kind.model_fields.items()}
+    return {name: value for name, value in fields.items() if isinstance(value, vf.AgentConfig)}
+
+
+async def described(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the version of the package, the roles of the environment, and the data of its tasks."""
+    if not FOUND:
+        raise Failed("The package verifiers is not installed there")
+    if "vf" not in globals():
+        raise Failed(f"verifiers {FOUND} has no v1 environments, which need 0.4. For the classic form, set `environment.name: verifiers`")
+    config = config_of(request, "http://127.0.0.1/v1")
+    environment = loaders.load_environment(config)
+    seats = vf.Agents(config, lambda _name, _spec: SimpleNamespace(trainable=True))
+    await environment.setup(seats)
+    roles = roles_of(type(config))
+    taskset, most = environment.taskset, request["tasks"]
+    if most is None and not taskset.bounded:
+        raise Failed(f"The taskset {request['id']} is infinite. Set the number of its tasks in `environment.tasks`")
+    return {
+        "version": FOUND,
+        "environment": f"{type(environment).__name__} over {type(taskset).__name__}",
+        "roles": list(roles),
+        "pinned": [role for role in roles if getattr(config, role).client is not None],
+        "frozen": [role for role in roles if not getattr(seats, role).trainable],
+        "tasks": [
+            {"prompt": task.data.prompt_text, "data": task.data.model_dump(mode="json", exclude_none=True)}
+            for task in islice(taskset, most)
+        ],
+    }
+
+
+async def episode(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Run one episode and return the rewards and metrics of its agents. Raises Failed if the environment or a role failed."""
+    running = asyncio.current_task()
+    assert running is not None
+    # When kapelle ends an episode early, the package stops the programs of its roles.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    request = task["row"]
+    address = os.environ["OPENAI_BASE_URL"]
+    environment = loaders.load_environment(config_of(request, address))
+    kind = type(environment.taskset).task_type()
+    # This is how the package's own server builds a task, so that the data set is not loaded for every episode.
+    one = kind(kind.data_type().model_validate(request["data"]), environment.config.taskset.task)
+    context = ModelContext(model="team", client=EvalClientConfig(base_url=address, api_key_var=KEY))
+    async with environment.serving():
+        played = await environment.run_episode(one, context)
+    if not environment.complete(played):
+        errors = [*played.errors, *(error for trace in played.traces for error in trace.errors)]
+        why = "; ".join(dict.fromkeys(" ".join(f"{error.type}: {error.message}".split()) for error in errors))
+        raise Failed(why or "an agent did not finish")
+    return result(played.by_agent, request["players"])
+
+
+def result(traces: Mapping[str, Any], players: Mapping[str, str]) -> dict[str, Any]:
+    """Return the mean reward of each agent over its runs, and its mean rewards and metrics by name."""
+    rewards: dict[str, float] = {}
+    info: dict[str, dict[str, float]] = {}
+    for role, runs in traces.items():
+        agent = players.get(role)
+        if agent is None:
+            continue
+        rewards[agent] = fmean(run.reward for run in runs)
+        named = [
+            {**{name: reward.score for name, reward in run.rewards.items() if reward is not None}, **run.metrics}
+            for run in runs
+        ]
+        for name in dict.fromkeys(name for values in named for name in values):
+            found = [values[name] for values in named if values.get(name) is not None]
+            if found:
+                info.setdefault(name, {})[agent] = fmean(found)
+        info.setdefault("runs", {})[agent] = float(len(runs))
+    return {"rewards": rewards, "info": info if len(players) > 1 else {name: v for name, by in info.items() for v in by.values()}}
+
+
+def main() -> None:
+    """Describe the environment of the request on standard input. Errors are part of the description."""
+    output = os.dup(1)
+    os.dup2(2, 1)  # data sets print their progress
+    try:
+        found = asyncio.run(described(json.load(sys.stdin)))
+    except Exception as error:  # noqa: BLE001 - the environment is third-party code
+        found = {"error": f"{error}" if isinstance(error, Failed) else f"{type(error).__name__}: {error}"}
+    with os.fdopen(output, "w") as file:
+        json.dump(found, file)
+
+
+if __name__ == "__main__":
+    main()
