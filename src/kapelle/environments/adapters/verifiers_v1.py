@@ -203,7 +203,7 @@ class LoadedTaskset:
     @property
     def roles_text(self) -> str:
         """The roles, for a message."""
-        notes = {role: " (frozen there: set `weights: frozen`)" for role in self.frozen}
+        notes = dict.fromkeys(self.frozen, " (not trained there; set `weights: frozen`)")
         return f"roles {', '.join(role + notes.get(role, '') for role in self.roles)}"
 
 
@@ -231,20 +231,24 @@ def _key(row: Mapping[str, Any]) -> str:
 
 def _described(python: str, request: str) -> dict[str, Any]:
     """Return the description that the program prints. Raises ConfigError with the program's error."""
+    command, what = [python, str(PROGRAM)], json.loads(request)["id"]
     try:
         ran = subprocess.run(  # noqa: S603 - the user's interpreter, our own file
-            [python, str(PROGRAM)], input=request, capture_output=True, text=True, timeout=IMPORT_S, check=False
+            command, input=request, capture_output=True, text=True, timeout=IMPORT_S, check=False
         )
-        found: dict[str, Any] = json.loads(ran.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        last = " ".join(ran.stderr.split())[-500:] if isinstance(error, ValueError) else str(error)
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(
-            f"`environment.python` ({python}) cannot describe verifiers' '{json.loads(request)['id']}': {last}. Check that it is a "
-            "Python interpreter in whose environment verifiers 0.4 works."
+            f"`environment.python` ({python}) cannot be run: {error}. Set it to a Python interpreter with verifiers 0.4."
+        ) from None
+    try:
+        found: dict[str, Any] = json.loads(ran.stdout)
+    except ValueError:
+        raise ConfigError(
+            f"{python} cannot import verifiers: {' '.join(ran.stderr.split())[-500:]} Repair its installation of verifiers 0.4."
         ) from None
     if "error" in found:
         raise ConfigError(
-            f"verifiers cannot load '{json.loads(request)['id']}' with {python}: {found['error'].rstrip('.')}. Install verifiers>=0.4,<0.5 "
+            f"verifiers cannot load '{what}' with {python}: {found['error'].rstrip('.')}. Install verifiers>=0.4,<0.5 "
             "and the package of the taskset in the environment of `environment.python`."
         )
     return found

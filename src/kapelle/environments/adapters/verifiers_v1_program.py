@@ -37,10 +37,55 @@ try:
     FOUND = version("verifiers")
 except PackageNotFoundError:
     FOUND = ""
-if FOUND and int(FOUND.split(".")[0]) == 0 and int(FOUND.split(".")[1]) >= 4:  # earlier versions had drafts of `verifiers.v1`
+if FOUND and tuple(map(int, FOUND.split(".")[:2])) >= (0, 4):  # earlier versions had drafts of `verifiers.v1`
     import verifiers.v1 as vf
+    from openai import APIStatusError, AsyncOpenAI
     from verifiers.v1.clients import EvalClientConfig, ModelContext
+    from verifiers.v1.dialects.chat import message_to_wire
+    from verifiers.v1.harnesses.null import NullHarness
+    from verifiers.v1.harnesses.utils.compaction import is_context_overflow
+    from verifiers.v1.runtimes import ProgramResult, Runtime
     from verifiers.v1.utils import loaders
+
+    class TeamChat(NullHarness):  # type: ignore[misc]
+        """The package's chat loop `null`, which without tools is one completion and so needs no process (seconds of imports)."""
+
+        async def setup(self, runtime: Runtime) -> None:
+            """Do nothing, because `launch` prepares the package's program if there are tools."""
+
+        async def launch(
+            self,
+            ctx: ModelContext,
+            trace: vf.Trace,
+            runtime: Runtime,
+            endpoint: str,
+            secret: str,
+            mcp_urls: dict[str, str],
+            data: vf.TaskData,
+            tool_interception_url: str | None = None,
+        ) -> ProgramResult:
+            """Request one completion through the package's own server, or run the package's program if there are tools."""
+            if mcp_urls:
+                return await super().launch(
+                    ctx, trace, runtime, endpoint, secret, mcp_urls, data, tool_interception_url
+                )
+            system, prompt = self.resolve_prompt(data)
+            messages: list[Any] = [{"role": "system", "content": system}] if system else []
+            if isinstance(prompt, str):
+                messages.append({"role": "user", "content": prompt})
+            else:
+                messages.extend(map(message_to_wire, prompt or ()))
+            try:
+                async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
+                    await client.chat.completions.create(model=ctx.model, messages=messages)
+            except APIStatusError as error:
+                if not is_context_overflow(error):  # the package's program also ends without an error then
+                    return ProgramResult(1, "", str(error))
+            return ProgramResult(0, "", "")
+
+    # The package finds a harness as the only one that the module of its id exports.
+    __all__ = ["TeamChat"]
+    sys.modules["kapelle_chat"] = sys.modules[__name__]
 
 
 def config_of(request: Mapping[str, Any], address: str) -> Any:
@@ -65,8 +110,15 @@ def config_of(request: Mapping[str, Any], address: str) -> Any:
         args[role] = given
     config = kind.model_validate({**args, "taskset": taskset})
     for role, harness in config.agent_harnesses().items():
+        if harness.id == "null":
+            getattr(config, role).harness = harness.model_copy(update={"id": "kapelle-chat"})
+            continue
         local = getattr(config, role).runtime.type == "subprocess"
-        if local and loaders.harness_class(harness.id).EXECUTES_CODE and "runtime" not in (request["args"].get(role) or {}):
+        if (
+            local
+            and loaders.harness_class(harness.id).EXECUTES_CODE
+            and "runtime" not in (request["args"].get(role) or {})
+        ):
             raise Failed(
                 f"The harness '{harness.id}' of the role `{role}` lets the model run commands on this machine, without a sandbox. Set "
                 f"`environment.args.{role}.runtime`, such as {{type: docker}}"
@@ -85,7 +137,9 @@ async def described(request: Mapping[str, Any]) -> dict[str, Any]:
     if not FOUND:
         raise Failed("The package verifiers is not installed there")
     if "vf" not in globals():
-        raise Failed(f"verifiers {FOUND} has no v1 environments, which need 0.4. For the classic form, set `environment.name: verifiers`")
+        raise Failed(
+            f"verifiers {FOUND} has no v1 environments, which need 0.4. For the classic form, set `environment.name: verifiers`"
+        )
     config = config_of(request, "http://127.0.0.1/v1")
     environment = loaders.load_environment(config)
     seats = vf.Agents(config, lambda _name, _spec: SimpleNamespace(trainable=True))
@@ -93,7 +147,9 @@ async def described(request: Mapping[str, Any]) -> dict[str, Any]:
     roles = roles_of(type(config))
     taskset, most = environment.taskset, request["tasks"]
     if most is None and not taskset.bounded:
-        raise Failed(f"The taskset {request['id']} is infinite. Set the number of its tasks in `environment.tasks`")
+        raise Failed(
+            f"The taskset {request['id']} is infinite. Set the number of its tasks in `environment.tasks`"
+        )
     return {
         "version": FOUND,
         "environment": f"{type(environment).__name__} over {type(taskset).__name__}",
@@ -139,7 +195,10 @@ def result(traces: Mapping[str, Any], players: Mapping[str, str]) -> dict[str, A
             continue
         rewards[agent] = fmean(run.reward for run in runs)
         named = [
-            {**{name: reward.score for name, reward in run.rewards.items() if reward is not None}, **run.metrics}
+            {
+                **{name: reward.score for name, reward in run.rewards.items() if reward is not None},
+                **run.metrics,
+            }
             for run in runs
         ]
         for name in dict.fromkeys(name for values in named for name in values):
@@ -147,7 +206,10 @@ def result(traces: Mapping[str, Any], players: Mapping[str, str]) -> dict[str, A
             if found:
                 info.setdefault(name, {})[agent] = fmean(found)
         info.setdefault("runs", {})[agent] = float(len(runs))
-    return {"rewards": rewards, "info": info if len(players) > 1 else {name: v for name, by in info.items() for v in by.values()}}
+    return {
+        "rewards": rewards,
+        "info": info if len(players) > 1 else {name: v for name, by in info.items() for v in by.values()},
+    }
 
 
 def main() -> None:
