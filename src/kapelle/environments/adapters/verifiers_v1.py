@@ -152,6 +152,7 @@ class VerifiersV1(StatedRewards, WithTeacher, Reads, Reporting, DrivenByPrograms
             "taskset": dict(taskset),
             "players": {},
             "tasks": self.tasks,
+            "rewards": self.rewards,
         }
 
     def _players(self, agents: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -182,34 +182,36 @@ async def episode(task: Mapping[str, Any]) -> dict[str, Any]:
         errors = [*played.errors, *(error for trace in played.traces for error in trace.errors)]
         why = "; ".join(dict.fromkeys(" ".join(f"{error.type}: {error.message}".split()) for error in errors))
         raise Failed(why or "an agent did not finish")
-    return result(played.by_agent, request["players"])
+    return result(played.by_agent, request)
 
 
-def result(traces: Mapping[str, Any], players: Mapping[str, str]) -> dict[str, Any]:
-    """Return the mean reward of each agent over its runs, and its mean rewards and metrics by name."""
+def result(traces: Mapping[str, Sequence[Any]], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rewards, the success and the metrics of an episode.
+
+    The reward of an agent is the mean over its runs, such as the runs of `best-of-n`. The success is the mean reward of the roles that
+    the environment trains, scaled to [0, 1].
+    """
+    players, (low, high) = request["players"], request["rewards"]
     rewards: dict[str, float] = {}
-    info: dict[str, dict[str, float]] = {}
-    for role, runs in traces.items():
-        agent = players.get(role)
-        if agent is None:
-            continue
+    scores: list[float] = []
+    info: dict[str, Any] = {}
+    for role in traces.keys() & players.keys():
+        runs, agent = traces[role], players[role]
         rewards[agent] = fmean(run.reward for run in runs)
-        named = [
-            {
-                **{name: reward.score for name, reward in run.rewards.items() if reward is not None},
-                **run.metrics,
-            }
-            for run in runs
-        ]
-        for name in dict.fromkeys(name for values in named for name in values):
-            found = [values[name] for values in named if values.get(name) is not None]
-            if found:
-                info.setdefault(name, {})[agent] = fmean(found)
-        info.setdefault("runs", {})[agent] = float(len(runs))
-    return {
-        "rewards": rewards,
-        "info": info if len(players) > 1 else {name: v for name, by in info.items() for v in by.values()},
-    }
+        if all(run.agent.trainable for run in runs):
+            scores.append(min(1.0, max(0.0, (rewards[agent] - low) / (high - low))))
+        found: dict[str, list[float]] = {}
+        for run in runs:
+            parts = {name: reward.score for name, reward in run.rewards.items() if reward is not None}
+            for name, value in {**parts, **run.metrics}.items():
+                if value is not None:
+                    found.setdefault(name, []).append(value)
+        for name, values in {**found, "runs": [float(len(runs))]}.items():
+            if len(players) == 1:
+                info[name] = fmean(values)
+            else:
+                info.setdefault(name, {})[agent] = fmean(values)
+    return {"rewards": rewards, "success": fmean(scores) if scores else None, "info": info}
 
 
 def main() -> None:
