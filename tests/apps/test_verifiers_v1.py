@@ -47,7 +47,7 @@ def play(environment: VerifiersV1, said: Mapping[str, Sequence[str]], count: int
 
     environment.check(list(said))
     team = Team(
-        tuple(map(Agent, said)), {name: Policy(name, base="") for name in said}, {name: name for name in said}
+        tuple(map(Agent, said)), {name: Policy(name, base="", trained=False) for name in said}, {name: name for name in said}
     )
     setup = RolloutSetup(team, environment, ExternalWorkflow(), Reciting(say))
     with environment.serve(setup, lambda _name, _line: None):
@@ -114,6 +114,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained() -> None:
     with pytest.raises(ConfigError, match="no-such-taskset"):
         duo(id="no-such-taskset").check(["a"])
     with pytest.raises(
-        ConfigError, match="The package verifiers is not installed there|has no v1 environments"
+        ConfigError, match=r"The package verifiers is not installed there|has no v1 environments"
     ):
         duo(python=sys.executable).check(["a"])
