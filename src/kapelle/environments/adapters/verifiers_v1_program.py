@@ -157,7 +157,10 @@ async def described(request: Mapping[str, Any]) -> dict[str, Any]:
         "pinned": [role for role in roles if getattr(config, role).client is not None],
         "frozen": [role for role in roles if not getattr(seats, role).trainable],
         "tasks": [
-            {"prompt": task.data.prompt_text, "data": task.data.model_dump(mode="json", exclude_none=True)}
+            {
+                "prompt": task.data.prompt_text,
+                "data": task.data.model_dump(mode="json", exclude_defaults=True),
+            }
             for task in islice(taskset, most)
         ],
     }
