@@ -15,11 +15,11 @@ class SumData(vf.TaskData):  # type: ignore[misc]
 
 
 class SumTask(vf.Task[SumData]):  # type: ignore[misc]
-    @vf.reward(weight=1.0)  # type: ignore[untyped-decorator]
+    @vf.reward(weight=1.0)
     async def right(self, trace: Any) -> float:
         return float((trace.last_reply or "").strip() == self.data.answer)
 
-    @vf.metric  # type: ignore[untyped-decorator]
+    @vf.metric
     async def length(self, trace: Any) -> float:
         return float(len(trace.last_reply or ""))
 
