@@ -67,7 +67,7 @@ test-vllm: $(VLLM_VENV)/.ready ## run the engine tests with vLLM's CPU build, in
 	@$(VLLM_VENV)/bin/python -m pytest -m vllm -W ignore $(or $(TESTS),tests/engines/rollout)
 
 test-apps: $(APPS_VENV)/.ready $(PROGRAMS_VENV)/.ready ## test environments (verifiers, OpenEnv, inspect_ai) and train programs (LangGraph, OpenAI's Agents SDK, …) with the real packages, in separate environments (minutes)
-	@KAPELLE_APPS_PYTHON=$(CURDIR)/$(PROGRAMS_VENV)/bin/python $(APPS_VENV)/bin/python -m pytest -m apps -W ignore $(or $(TESTS),tests/apps)
+	@KAPELLE_APPS_PYTHON=$(CURDIR)/$(PROGRAMS_VENV)/bin/python KAPELLE_VERIFIERS_PYTHON=$(CURDIR)/$(APPS_VENV)/verifiers-v1/bin/python $(APPS_VENV)/bin/python -m pytest -m apps -W ignore $(or $(TESTS),tests/apps)
 	@$(APPS_VENV)/verifiers/bin/python -m pytest -m apps -W ignore tests/apps/test_verifiers.py tests/apps/test_learning.py
 
 test-ranks: $(STAMPS)/test ## train every algorithm in two, three and four processes, also on the emulated GPU, and kill some processes (minutes)

@@ -2,7 +2,7 @@
 
 They disagree with kapelle's other extras about the versions of their own requirements (verifiers about mcp, inspect_ai about
 fsspec), so they are kept apart from the environment of `make test`. verifiers disagrees with openenv-core too (about mcp, by way of
-fastmcp): it has an environment of its own inside the named one, `.venv-apps/verifiers`.
+fastmcp): it has an environment of its own inside the named one, `.venv-apps/verifiers`. verifiers 0.4 is in a third one, `.venv-apps/verifiers-v1`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ EXTRAS = ("openenv", "inspect", "constrain")
 forms that programs ask for (`tool_choice: required`)."""
 ALONE = "verifiers"
 """The extra that has an environment of its own."""
+WITHOUT_KAPELLE = ("verifiers-v1", "verifiers==0.4.0")
+"""The name of an environment without kapelle, and its package. kapelle starts that package's environments as outside programs."""
 SERVER = "openenv-core==0.3.0"
 TESTS = ("pytest", "pytest-asyncio", "pytest-xdist", "hypothesis")
 DECIDING = ("torch", "transformers", "pydantic", "datasets", "grpcio", "llguidance", "math-verify", "peft")
@@ -36,6 +38,10 @@ def main(environment: str, *options: str) -> None:
     fill(environment, (*EXTRAS,), (SERVER,), options)
     subprocess.run([sys.executable, "-m", "venv", str(Path(environment) / ALONE)], check=True)
     fill(str(Path(environment) / ALONE), (ALONE,), (), options)
+    name, package = WITHOUT_KAPELLE
+    subprocess.run([sys.executable, "-m", "venv", str(Path(environment) / name)], check=True)
+    python = str(Path(environment) / name / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "--quiet", "install", package], check=True)
 
 
 def fill(environment: str, extras: Sequence[str], packages: Sequence[str], options: Sequence[str]) -> None:

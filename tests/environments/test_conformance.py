@@ -77,6 +77,7 @@ ELSEWHERE = {
     "inspect": "a separate environment: tests/apps/test_inspect.py",
     "openenv": "depends on its server: tests/apps/test_openenv.py",
     "verifiers": "a separate environment: tests/apps/test_verifiers.py",
+    "verifiers_v1": "a separate environment: tests/apps/test_verifiers_v1.py",
     "task_folders": "each check runs tests in a sandbox: tests/environments/task_folders/test_environment.py",
     "coding_agent": "an outside program: tests/services/policy/test_coding_agents.py",
     "external": "an outside program: tests/services/policy/test_outside.py",

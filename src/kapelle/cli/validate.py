@@ -123,6 +123,7 @@ def _program(prepared: PreparedRun) -> Iterator[tuple[str, str]]:
     no error is raised, because the mock answers may be the cause.
     """
     from kapelle.engines.rollout.scripted import ScriptedEngine
+    from kapelle.environments.adapters.verifiers_v1 import VerifiersV1
     from kapelle.environments.external import External
     from kapelle.rollout.episodes import rollout
     from kapelle.rollout.setup import make_rollout_setup
@@ -130,10 +131,14 @@ def _program(prepared: PreparedRun) -> Iterator[tuple[str, str]]:
     from kapelle.setup.preparation import DOUBT
 
     own = prepared.config.environment
-    if not isinstance(own, External) or not (own.command or own.entry):
+    environment: External | VerifiersV1
+    if isinstance(own, External) and own.starts:
+        setting, program = ("entry", own.entry) if own.entry else ("command", " ".join(own.command))
+        environment = own.model_copy(update={"port": 0})  # a run may be using the port
+    elif isinstance(own, VerifiersV1):
+        setting, program, environment = "id", own.id, own
+    else:
         return
-    setting, program = ("entry", own.entry) if own.entry else ("command", " ".join(own.command or ()))
-    environment = own.model_copy(update={"port": 0})  # a run may be using the port
     config, team = prepared.config.model_copy(update={"environment": environment}), prepared.team
     setup = make_rollout_setup(config, team, ScriptedEngine(dict.fromkeys(team.policies, lambda _: MOCK)))
     with environment.serve(setup, lambda *_: None):

@@ -48,6 +48,7 @@ BUILTIN: Mapping[str, str] = {
     "textarena": "kapelle.environments.adapters.textarena:TextArena",
     "reasoning_gym": "kapelle.environments.adapters.reasoning_gym:ReasoningGym",
     "verifiers": "kapelle.environments.adapters.verifiers:Verifiers",
+    "verifiers_v1": "kapelle.environments.adapters.verifiers_v1:VerifiersV1",
     "openenv": "kapelle.environments.adapters.openenv:OpenEnv",
     "inspect": "kapelle.environments.adapters.inspect_tasks:Inspect",
     "plain": "kapelle.environments.adapters.plain:Plain",
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from kapelle.environments.adapters.siirl_env import SiirlEnv as SiirlEnv
     from kapelle.environments.adapters.textarena import TextArena as TextArena
     from kapelle.environments.adapters.verifiers import Verifiers as Verifiers
+    from kapelle.environments.adapters.verifiers_v1 import VerifiersV1 as VerifiersV1
     from kapelle.environments.arithmetic import Arithmetic as Arithmetic
     from kapelle.environments.base import BaseEnvironment as BaseEnvironment
     from kapelle.environments.base import BaseState as BaseState

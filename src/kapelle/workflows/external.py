@@ -30,7 +30,7 @@ class ExternalWorkflow(Settings):
         if not offers(environment, DrivenByPrograms):
             raise ConfigError(
                 f"`workflow.name: external` needs an external program, but `{environment.name}` has none. Set "
-                "`environment.name: external` (or `coding_agent`), or choose another workflow."
+                "`environment.name: external` (or `coding_agent`, `verifiers_v1`), or choose another workflow."
             )
 
     async def run(self, scene: Scene) -> None:

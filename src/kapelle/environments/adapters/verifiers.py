@@ -1,5 +1,7 @@
 """Adapter for environments of the package `verifiers`, through its classic API (`vf.load_environment`, versions 0.2.1 to 0.3).
 
+Version 0.4 has no classic API; `verifiers_v1.py` is the adapter for it.
+
     environment: {name: verifiers, id: my-env, args: {difficulty: easy}}
 
 The `rollout` method of the package runs the episode, and the team replaces the model of the rollout (`TeamModel`). User turns,
@@ -190,7 +192,8 @@ def _load(name: str, args: str) -> LoadedEnvironment:
         find = partial(vf.load_environment, name)
     except AttributeError as error:
         raise ConfigError(
-            NEEDED.format(found=f"but the installed version {vf.__version__} lacks it")
+            f"{NEEDED.format(found=f'but the installed version {vf.__version__} lacks it')} For environments of verifiers 0.4, set "
+            "`environment.name: verifiers_v1`."
         ) from error
     try:
         with _no_signal_handlers(), importable_here():  # `vf.load_environment` imports a module of that name
