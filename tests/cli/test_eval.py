@@ -41,6 +41,23 @@ def test_a_run_is_measured_as_it_measured_itself_and_gets_one_row(
         assert each["interval"][0] <= each["success"] <= each["interval"][1]
 
 
+def test_a_swap_is_reported_beside_the_team_on_the_same_problems(
+    kapelle: Kapelle, finished: tuple[Path, Said]
+) -> None:
+    words = ("eval", str(finished[0]), "--swap", "--no-baselines", "evaluation.problems=6")
+    said = kapelle(*words, "--json")
+    assert said.code == 0, said.err
+    team, swap = said.json["team"], said.json["swap"]
+    assert swap["acts_with"] == {"reasoner": "actor", "actor": "reasoner"}
+    assert swap["problems"] == team["problems"] == 6
+    assert swap["change"] == pytest.approx(swap["success"] - team["success"])
+    assert swap["change_interval"][0] <= swap["change"] <= swap["change_interval"][1]
+    assert kapelle(*words[:2], "--no-baselines", "evaluation.problems=6", "--json").json["team"] == team
+    shown = kapelle(*words).out
+    assert "exchanged weights" in shown
+    assert "weights of actor" in shown
+
+
 def test_a_model_plays_an_environment_or_a_recipe(kapelle: Kapelle) -> None:
     save_model(Path("model"), tiny_model())
     small = ("evaluation.problems=3", "team.sampling.max_tokens=4")

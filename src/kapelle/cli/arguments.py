@@ -218,6 +218,7 @@ COMMANDS: Mapping[str, Command] = {
             "--no-baselines",
             "skip the baselines: one agent alone, and majority votes with the same number of tokens",
         ),
+        option("--swap", "also play the same problems with each role on the weights of the next agent"),
         option(
             "--num-episodes -n N",
             "number of unseen problems; the same as evaluation.problems=N",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kapelle.cli.named import Player
     from kapelle.functional.statistics import MeanScore
     from kapelle.rollout.evaluation.evaluate import Baseline, Evaluation, Lengths
+    from kapelle.rollout.evaluation.swap import Swap
 
 NOTHING_MEASURED = 2
 """The exit code if every episode failed."""
@@ -110,14 +111,14 @@ def _run(
     code = 0
     for number, own in enumerate(each):
         player = open_player(own)
-        result, baselines = _measure(player, own)
-        row = _row(player, result, baselines)
+        result, baselines, swap = _measure(player, own)
+        row = _row(player, result, baselines, swap)
         rows.append({**row, "episodes": _episodes(result)})
         run, _ = split_run(player.name)
         if player.steps is not None and is_run(run):  # an exported team stays unchanged
             keep_evaluation(run, row, split_words(own.words)[1])
         if not arguments.json and arguments.table is None:
-            for line in [*([""] if number else []), *_lines(player, result, baselines)]:
+            for line in [*([""] if number else []), *_lines(player, result, baselines, swap)]:
                 say(line)
         if result.problems and result.failed == result.problems:
             code = NOTHING_MEASURED
@@ -131,9 +132,12 @@ def _run(
     return code, rows
 
 
-def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation, Sequence[Baseline]]:
-    """Evaluate the team on unseen problems, and also the baselines unless `--no-baselines` is set."""
+def _measure(
+    player: Player, arguments: argparse.Namespace
+) -> tuple[Evaluation, Sequence[Baseline], Swap | None]:
+    """Evaluate the team on unseen problems, the swap with `--swap`, and the baselines unless `--no-baselines` is set."""
     from kapelle.rollout.evaluation.evaluate import compute_matched, decoded, evaluate_held_out
+    from kapelle.rollout.evaluation.swap import compare_swap, swapped
     from kapelle.runtime.event_loop import run_async
     from kapelle.setup.problems import choose_tasks
     from kapelle.setup.prompt_lengths import short_enough
@@ -141,15 +145,25 @@ def _measure(player: Player, arguments: argparse.Namespace) -> tuple[Evaluation,
     settings = player.config.evaluation
     setup = player.setup
     fits = short_enough(player.config, setup.team, setup.engine.renderer)
+    # A team that cannot exchange weights is an error before anything is sampled.
+    exchanged = swapped(setup) if arguments.swap else None
     tasks = choose_tasks(setup.environment, "test", settings.problems, fits=fits)
     say(f"playing {len(tasks)} unseen problems …", sys.stderr)
     result = evaluate_held_out(setup, settings, settings.problems, player.config.seed, player.returns, fits)
+    swap = None
+    if exchanged is not None:
+        say("playing them with exchanged weights …", sys.stderr)
+        other, acts_with = exchanged
+        after = evaluate_held_out(
+            other, settings, settings.problems, player.config.seed, player.returns, fits
+        )
+        swap = compare_swap(result, after, acts_with)
     baselines: Sequence[Baseline] = []
     if not arguments.no_baselines and len(setup.team.agents) > 1:
         say("playing the baselines: the same number of tokens without a team …", sys.stderr)
         alone = decoded(setup, settings)
         baselines = run_async(lambda: compute_matched(alone, tasks, result.tokens, player.config.seed))
-    return result, baselines
+    return result, baselines, swap
 
 
 def _episodes(result: Evaluation) -> list[dict[str, Any]]:
@@ -180,7 +194,9 @@ def _episodes(result: Evaluation) -> list[dict[str, Any]]:
     ]
 
 
-def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> dict[str, Any]:
+def _row(
+    player: Player, result: Evaluation, baselines: Sequence[Baseline], swap: Swap | None
+) -> dict[str, Any]:
     from kapelle.environment import has_comparable_answers
     from kapelle.rollout.evaluation.evaluate import own_scores, own_totals
 
@@ -203,6 +219,7 @@ def _row(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> d
             }
             for each in baselines
         ],
+        **({} if swap is None else {"swap": swap.row()}),
     }
 
 
@@ -218,7 +235,7 @@ def _rate_row(rate: MeanScore | None) -> dict[str, Any] | None:
     }
 
 
-def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> list[str]:
+def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline], swap: Swap | None) -> list[str]:
     trained = "" if player.steps is None else f" after {player.steps} steps"
     settings = player.config.evaluation
     how = "greedy decoding" if settings.always_greedy else "sampled as in training"
@@ -244,6 +261,14 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
         lines.append(_line("  cost", f"{result.cost:.6g} an episode"))
     if result.reason:
         lines.append(f"  not scored: {result.reason}")
+    if swap is not None:
+        lines += ["", "the same problems with exchanged weights"]
+        lines += [_line(f"  {role}", f"weights of {agent}") for role, agent in swap.acts_with.items()]
+        lines.append(_line("  team", *_team(swap.result), f"{swap.result.tokens:.1f} tokens per problem"))
+        if swap.change is not None:
+            low, high = swap.interval or (swap.change, swap.change)
+            ends = "" if swap.interval is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+            lines.append(_line("  change", f"{100 * swap.change:+.1f} points{ends}"))
     if baselines:
         lines += ["", "baselines without a team, with the same number of tokens per problem"]
     for each in baselines:

@@ -21,6 +21,9 @@ BUILTIN: Mapping[str, str] = {
     "mixture": "kapelle.environments.mixture:Mixture",
     "squares": "kapelle.environments.squares:Squares",
     "sum_lists": "kapelle.environments.sum_lists:SumLists",
+    "plan_path": "kapelle.environments.puzzles:PlanPath",
+    "sudoku": "kapelle.environments.puzzles:Sudoku",
+    "sokoban": "kapelle.environments.puzzles:Sokoban",
     "proposals": "kapelle.environments.proposals:Proposals",
     "matrix": "kapelle.environments.matrix:Matrix",
     "sum_game": "kapelle.environments.diagnostics:SumGame",
@@ -112,6 +115,9 @@ if TYPE_CHECKING:
     from kapelle.environments.procedural import MultiStep as MultiStep
     from kapelle.environments.procedural import WordProblems as WordProblems
     from kapelle.environments.proposals import Proposals as Proposals
+    from kapelle.environments.puzzles import PlanPath as PlanPath
+    from kapelle.environments.puzzles import Sokoban as Sokoban
+    from kapelle.environments.puzzles import Sudoku as Sudoku
     from kapelle.environments.questions import Answers as Answers
     from kapelle.environments.questions import Difficulty as Difficulty
     from kapelle.environments.questions import Generated as Generated
