@@ -127,7 +127,7 @@ class TestGSM8K:
 
 
 class TestMath:
-    # Pairs by the rules of hendrycks/math 08e65fc4, modeling/math_equivalence.py.
+    # Pairs by the rules of hendrycks/math 985bdc16, modeling/math_equivalence.py.
     @pytest.mark.parametrize(
         ("answer", "gold", "same"),
         [
@@ -139,6 +139,7 @@ class TestMath:
             ("x = 5", "5", True),
             ("ab = 5", "5", False),  # the name and its space have three characters
             ("10\\%", "10", True),
+            ("10%", "10", False),
             ("90^\\circ", "90", True),
             ("5\\text{ cm}", "5", True),
             ("\\sqrt3", "\\sqrt{3}", True),

@@ -277,7 +277,7 @@ BENCHMARKS: Mapping[str, Definition] = {
     "math": Definition(
         about="competition mathematics",
         paper="arXiv:2103.03874, prompt of arXiv:2206.14858",
-        source=HARNESS.format("task minerva_math version 3.0") + "; is_equiv of hendrycks/math 08e65fc4",
+        source=HARNESS.format("task minerva_math version 3.0") + "; is_equiv of hendrycks/math 985bdc16",
         hub=("DigitalLearningGmbH/MATH-lighteval", None, "test"),
         files=("test",),
         columns=("problem", "solution|answer"),

@@ -1,4 +1,4 @@
-r"""The comparison of answers with which MATH was published (arXiv:2103.03874; `is_equiv` of github.com/hendrycks/math, read 2026-11).
+r"""The comparison of answers with which MATH was published (arXiv:2103.03874; `is_equiv` of github.com/hendrycks/math 985bdc16, read 2026-11).
 
 Two answers are equal if their normal forms are the same string. No values are computed, so `\frac{2}{4}` and `\frac{1}{2}` differ.
 """
@@ -20,7 +20,7 @@ def is_equiv(answer: str, gold: str) -> bool:
 
 
 def normal_form(text: str) -> str:
-    """Return an answer without spaces, units, percent signs and a leading `x=`, with braces around arguments.
+    r"""Return an answer without spaces, units, `\%` and a leading `x=`, with braces around arguments.
 
     Raises ValueError for text with several units or with a command that lacks its argument, which the published function does not
     normalise either.
@@ -30,7 +30,7 @@ def normal_form(text: str) -> str:
     text, *units = text.split("\\text{ ")
     if len(units) > 1:
         raise ValueError("several units")
-    text = text.replace("\\%", "").replace("%", "").replace(" .", " 0.").replace("{.", "{0.")
+    text = text.replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.")
     text = f"0{text}" if text.startswith(".") else text
     name, *value = text.split("=")
     text = value[0] if len(value) == 1 and len(name) <= 2 else text
@@ -45,10 +45,11 @@ def normal_form(text: str) -> str:
 def _with_braces(text: str) -> str:
     r"""Return the text with `\frac12` and `\frac1{2}` written as `\frac{1}{2}`."""
     first, *parts = text.split("\\frac")
-    if any(not part for part in parts):
-        raise ValueError("a fraction without a numerator")
-    if any(len(part) == 1 and part != "{" for part in parts):
-        return text
+    for part in parts:
+        if not part:
+            raise ValueError("a fraction without a numerator")
+        if len(part) == 1 and part != "{":
+            return text
     return first + "".join("\\frac" + re.sub(r"^([^{])(?:([^{])|(?=\{))", _braced, part) for part in parts)
 
 

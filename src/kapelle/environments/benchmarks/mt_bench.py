@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kapelle.environments.grading.judge import Ask
 from kapelle.environments.grading.text.extraction import own_turn
-from kapelle.environments.grading.verdict import Grade, no_answer, ungraded
+from kapelle.environments.grading.verdict import Grade, ungraded
 from kapelle.errors import DataError
 from kapelle.runtime.row_files import read_rows
 from kapelle.types import Message
@@ -70,8 +70,6 @@ async def rate(
 ) -> Grade:
     """Return the judge's rating of the last answer, divided by 10. Without a rating from 1 to 10, the answer is ungraded."""
     answers = [own_turn(answer).strip() for answer in answers]
-    if not answers[-1]:
-        return no_answer("The answer is empty.")
     known = references[: len(answers)] if len(references) >= len(answers) else ()
     name = f"single{'-math' if known else ''}-v1{'-multi-turn' if len(answers) > 1 else ''}"
     system, template = prompts[name]
