@@ -53,6 +53,7 @@ def test_a_run_is_evaluated_by_the_name_of_a_benchmark(kapelle: Kapelle, run: Pa
         f"Question: {k}+{k}?\nAnswer:" for k in range(4)
     }
     assert read_evaluated(run)[-1]["benchmark"] == found
+    assert f"gsm8k.path={file}" in read_evaluated(run)[-1]["settings"]
 
 
 def test_a_model_answers_two_benchmarks_and_the_table_names_the_shots(kapelle: Kapelle) -> None:
@@ -114,12 +115,17 @@ def test_the_list(kapelle: Kapelle) -> None:
         (["-b", "gsm8k", "math.shots=0"], "is a setting of math"),
         (["-b", "mt_bench", "mt_bench.path=x.jsonl"], "needs a judge"),
         (["-b", "gsm8k", "gsm8k.path=x.jsonl", "gsm8k.shots=0"], "context"),
+        (
+            ["-b", "gsm8k", "gsm8k.path=y.jsonl", "gsm8k.shots=0", "gsm8k.form=completion"],
+            "gsm8k.form=completion",
+        ),
     ],
 )
 def test_faults_come_before_a_model_is_loaded(
     kapelle: Kapelle, run: Path, words: list[str], message: str
 ) -> None:
     data("x.jsonl", {"question": "one " * 100, "answer": "#### 1"})
+    data("y.jsonl", *ROWS)
     said = kapelle("eval", str(run), *words)
     assert said.code == 2
     assert message in said.err

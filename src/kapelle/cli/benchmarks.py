@@ -6,6 +6,7 @@ All names, settings and data are checked before a model is loaded. The team is l
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -93,8 +94,8 @@ def _built(kind: type[Benchmark], name: str, given: Mapping[str, Any]) -> Benchm
         raise ConfigError(f"`{at}`: {first['msg'].removeprefix('Value error, ')}.") from None
 
 
-def players(arguments: argparse.Namespace, named: Chosen) -> Iterator[Player]:
-    """Yield the player of each benchmark. The weights are the same, and the environment is the benchmark."""
+def players(arguments: argparse.Namespace, named: Chosen) -> Iterator[tuple[Player, argparse.Namespace]]:
+    """Yield the player of each benchmark and its arguments. The weights are the same, and the environment is the benchmark."""
     from kapelle.environment import UsesModels, offers
 
     given, settings = split_words(named.words)
@@ -104,7 +105,7 @@ def players(arguments: argparse.Namespace, named: Chosen) -> Iterator[Player]:
         # A model without a team answers alone, in the environment of the first benchmark.
         first = named.benchmarks[0]
         fields = first.model_dump(mode="json", exclude_unset=True)
-        words = [f"environment.{key}={_yaml(value)}" for key, value in fields.items() if key != "name"]
+        words = [f"environment.{key}={json.dumps(value)}" for key, value in fields.items() if key != "name"]
         own.model, own.environment, own.words = model, first.name, [*settings, *words]
     else:
         config = _config(own, given, settings)
@@ -123,15 +124,13 @@ def players(arguments: argparse.Namespace, named: Chosen) -> Iterator[Player]:
         if not asked:
             evaluation = evaluation.model_copy(update={"problems": benchmark.size("test")})
         config = player.config.model_copy(update={"evaluation": evaluation, "environment": benchmark})
-        yield replace(
-            player, config=config, setup=replace(player.setup, environment=environment, workers=None)
+        setup = replace(player.setup, environment=environment, workers=None)
+        # Baselines would double the queries to a judge, and its ratings have no majority.
+        alone = arguments.no_baselines or benchmark.judge is not None
+        yield (
+            replace(player, config=config, setup=setup),
+            argparse.Namespace(**{**vars(arguments), "no_baselines": alone}),
         )
-
-
-def _yaml(value: Any) -> str:
-    import json
-
-    return json.dumps(value)
 
 
 def _config(
@@ -157,7 +156,11 @@ def _check(config: Any, benchmark: Benchmark) -> None:
 
     evaluation = config.evaluation.model_copy(update={"sets": {}, "for_set": {}})
     changed = config.model_copy(update={"environment": benchmark, "evaluation": evaluation})
-    prepare(without_features(changed), training=False)
+    try:
+        prepare(without_features(changed), training=False)
+    except ConfigError as error:
+        form = f"`{benchmark.benchmark}.form=completion`"
+        raise ConfigError(str(error).replace("`environment.rendered_prompts`", form)) from None
 
 
 def completed(player: Player, result: Evaluation) -> Evaluation:

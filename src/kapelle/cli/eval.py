@@ -110,7 +110,7 @@ def _players(
     from kapelle.cli.named import check_playable, open_player
 
     if chosen is not None:
-        yield from ((player, arguments) for player in benchmarks.players(arguments, chosen))
+        yield from benchmarks.players(arguments, chosen)
         return
     for own in each[1:]:  # the first one is checked when it is opened
         check_playable(own, own.environment)
@@ -137,7 +137,11 @@ def _run(
             keep_evaluation(run, row, split_words(own.words)[1])
         if not arguments.json and arguments.table is None:
             scores = benchmarks.lines_of(row)
-            for line in [*([""] if number else []), *_lines(player, result, baselines), *scores]:
+            for line in [
+                *([""] if number else []),
+                *_lines(player, result, baselines, row["environment"]),
+                *scores,
+            ]:
                 say(line)
         if result.problems and result.failed == result.problems:
             code = NOTHING_MEASURED
@@ -238,7 +242,7 @@ def _rate_row(rate: MeanScore | None) -> dict[str, Any] | None:
     }
 
 
-def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) -> list[str]:
+def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline], environment: str) -> list[str]:
     trained = "" if player.steps is None else f" after {player.steps} steps"
     settings = player.config.evaluation
     how = "greedy decoding" if settings.always_greedy else "sampled as in training"
@@ -246,9 +250,8 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline]) ->
         how = f"sampled at temperature {settings.temperature:g}"
     if settings.samples > 1:
         how += f", {settings.samples} answers each"
-    setup = player.setup
     lines = [
-        f"{player.name}{trained}: {result.problems} unseen problems of {setup.environment.name}, {how}, 95 % intervals",
+        f"{player.name}{trained}: {result.problems} unseen problems of {environment}, {how}, 95 % intervals",
         "",
         _line("team", *_team(result), f"{result.tokens:.1f} tokens per problem"),
         *(_line(f"  {tag}", *_rate(part)) for tag, part in result.parts.items()),

@@ -27,7 +27,7 @@ from kapelle.runtime.row_files import DataRow
 HARNESS = "lm-evaluation-harness 4e7e0d47 (2026-08-21), {}, read 2026-11"
 Form = Literal["chat", "completion"]
 """How agents read the prompt. `chat`: as one user message in the model's chat template. `completion`: as bare text, without a chat
-template, a system message or the prompts of the team."""
+template, for agents without a prompt and a system message."""
 PARALLEL = 2
 """The maximum number of programs that are graded in parallel."""
 

@@ -57,7 +57,8 @@ class Benchmark(UsesJudges, Graded, Answerable, Reads):
     shots_path: str | None = None
     """The file with the rows of the examples. If null, they are read from `path`."""
     form: Form = "chat"
-    """How agents read the prompt. `chat`: as one user message. `completion`: as bare text without a chat template, for base models."""
+    """How agents read the prompt. `chat`: as one user message. `completion`: as bare text without a chat template, for base models and
+    agents without a prompt and a system message."""
     metric: str | None = None
     """The score that is the success. If null, the first score of the benchmark. All scores are reported."""
     judge: AnyJudge | None = None
@@ -85,6 +86,8 @@ class Benchmark(UsesJudges, Graded, Answerable, Reads):
             )
         if self.shots and not self.definition.shots:
             raise ValueError(f"`{self.benchmark}` is defined without examples; remove `shots`")
+        if self.benchmark == "mt_bench" and self.form == "completion":
+            raise ValueError("`mt_bench` is a conversation; remove `form`")
         return self
 
     # -------- Data
@@ -93,6 +96,11 @@ class Benchmark(UsesJudges, Graded, Answerable, Reads):
     def definition(self) -> Definition:
         """The definition of the benchmark."""
         return BENCHMARKS[self.benchmark]
+
+    @property
+    def rendered_prompts(self) -> bool:
+        """Whether models read the prompt without a chat template, which the checks of a run require models and agents to allow."""
+        return self.form == "completion"
 
     @property
     def shot_count(self) -> int:
@@ -106,7 +114,8 @@ class Benchmark(UsesJudges, Graded, Answerable, Reads):
         try:
             problems, others = self._read(contents)
         except AbsentData as error:
-            raise AbsentData(f"`{self.benchmark}` has no data. {error} {self._wanted}") from None
+            reason = str(error).replace("`environment.path`", f"`{self.benchmark}.path`")
+            raise AbsentData(f"`{self.benchmark}` has no data. {reason} {self._wanted}") from None
         if self.shots_path is not None and self.shot_count:
             others = read_rows(Path(self.shots_path).expanduser(), contents)
         problems = tuple(row for row in self._checked(problems) if spec.is_problem(row))
@@ -206,7 +215,7 @@ class Benchmark(UsesJudges, Graded, Answerable, Reads):
         """Return the problem at an index, with the benchmark's prompt as the question."""
         spec, row = self.definition, self.rows.problems[index]
         prompt = spec.prompt(row, self.rows.shots, self.form)
-        return Task(f"{split}-{index}", prompt, {"row": index}, rendered=self.form == "completion")
+        return Task(f"{split}-{index}", prompt, {"row": index}, rendered=self.rendered_prompts)
 
     def second(self, task: Task, answer: str, sample: int) -> Task:
         """Return the second question of a conversation of `mt_bench`, after the answer to the first question."""
