@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Kapelle
@@ -17,7 +18,12 @@ from kapelle.runs.findings import read_evaluated
 from kapelle.types import Message
 
 ROWS = [{"question": f"{k}+{k}?", "answer": f"#### {2 * k}"} for k in range(4)]
-RACE = {"question_id": 101, "category": "reasoning", "turns": ["1+1?", "2+1?"], "reference": ["2", "3"]}
+RACE: dict[str, Any] = {
+    "question_id": 101,
+    "category": "reasoning",
+    "turns": ["1+1?", "2+1?"],
+    "reference": ["2", "3"],
+}
 
 
 def data(name: str, *rows: object) -> Path:

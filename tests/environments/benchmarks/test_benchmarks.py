@@ -51,7 +51,7 @@ DOUBLE = {
     "test_list": ["assert double(2) == 4", "assert double(3) == 6", "assert double(-7) == -14"],
     "challenge_test_list": ["assert double('a') == 4"],
 }
-RACE = {
+RACE: dict[str, Any] = {
     "question_id": 101,
     "category": "reasoning",
     "turns": ["You overtake the second person. What is your position?", "And if it was the last person?"],
@@ -165,6 +165,8 @@ class TestMath:
             "is_equiv": 0,
             "kapelle": 0,
         }
+        assert await scores(benchmark, "\\boxed{3} or \\boxed{\\frac12}") == {"is_equiv": 1, "kapelle": 1}
+        assert await scores(benchmark, "\\boxed{\\frac12} or \\boxed{3}") == {"is_equiv": 0, "kapelle": 0}
         assert await scores(benchmark, "one half") == {"is_equiv": 0, "kapelle": 0}
         assert benchmark.about(benchmark.task("test", 0)) == {"Level 1": True}
 

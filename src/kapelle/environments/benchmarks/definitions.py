@@ -18,7 +18,7 @@ from kapelle.environments.benchmarks.math_equality import is_equiv, normal_form
 from kapelle.environments.code import MBPP_SPLITS, Code, CodeProblem, humaneval_problem, mbpp_problem
 from kapelle.environments.grading.code.programs import program_of
 from kapelle.environments.grading.judge import Ask
-from kapelle.environments.grading.text.extraction import extract, own_turn
+from kapelle.environments.grading.text.extraction import boxes, own_turn
 from kapelle.environments.grading.verdict import Grade, no_answer, right, ungraded, wrong
 from kapelle.environments.math import Math
 from kapelle.environments.sandbox.pool import shared_pool
@@ -142,7 +142,8 @@ MINERVA = (
 
 
 def _math_shots(rows: Sequence[DataRow], count: int) -> Sequence[DataRow]:
-    """Return the examples of Minerva if the training rows contain them, or else the first training rows."""
+    """Return the examples of Minerva if the training rows contain them, or else the first training rows, all with solutions."""
+    rows = [row for row in rows if row.fields.get("solution")]
     named = [
         next((row for row in rows if words in str(row.fields["problem"])), None) for words in MINERVA[:count]
     ]
@@ -151,12 +152,14 @@ def _math_shots(rows: Sequence[DataRow], count: int) -> Sequence[DataRow]:
     return [*found, *others][:count]
 
 
+def _last_box(text: str) -> str | None:
+    """Return the content of the last box. The environment `math` would join boxes that follow one another."""
+    found = boxes(text)
+    return found[-1].content if found else None
+
+
 def _math_gold(row: DataRow) -> str:
-    return (
-        extract(str(row.fields["solution"]), ("last_box",)).text or ""
-        if "solution" in row.fields
-        else str(row.fields["answer"])
-    )
+    return _last_box(str(row.fields.get("solution") or "")) or str(row.fields.get("answer") or "")
 
 
 def _math_prompt(row: DataRow, shots: Sequence[DataRow], form: Form) -> str:
@@ -170,7 +173,7 @@ def _math_prompt(row: DataRow, shots: Sequence[DataRow], form: Form) -> str:
 def _math_answer(text: str, metric: str = "") -> str | None:
     found = _FINAL.search(text)
     if found is None:
-        return extract(text, ("last_box",)).text
+        return _last_box(text)
     return found[1].strip().strip("$").strip() or None
 
 

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -271,6 +272,7 @@ class Benchmark(UsesJudges, Graded, Answerable, Reads):
             else {
                 "judge": self.judge.model_dump(mode="json"),
                 "judge_prompts": self.judge_prompts or "kapelle",
+                "judge_prompts_sha256": hashlib.sha256(json.dumps(self._prompts).encode()).hexdigest(),
                 "references": sum(bool(row.fields.get("reference")) for row in rows.problems),
             }
         )
