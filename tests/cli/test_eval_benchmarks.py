@@ -76,6 +76,13 @@ def test_a_model_answers_two_benchmarks_and_the_table_names_the_shots(kapelle: K
         ["gsm8k", "1", "strict-match", "1", "success"],
         ["math", "1", "is_equiv", "0", "success"],
     ]
+    team = kapelle(
+        "eval", "--model", "model", "--environment", "demo", "-b", "gsm8k", f"gsm8k.path={file}", "gsm8k.shots=0",
+        "team.sampling.max_tokens=4", "--no-baselines", "--json",
+    )  # fmt: skip
+    assert team.code == 0, team.err
+    assert list(team.json["agents"]) == ["reasoner", "actor"]
+    assert team.json["benchmark"]["max_tokens"] == {"reasoner": 4, "actor": 4}
 
 
 def test_mt_bench_has_two_turns(kapelle: Kapelle, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -107,10 +107,9 @@ def players(arguments: argparse.Namespace, named: Chosen) -> Iterator[tuple[Play
         fields = first.model_dump(mode="json", exclude_unset=True)
         words = [f"environment.{key}={json.dumps(value)}" for key, value in fields.items() if key != "name"]
         own.model, own.environment, own.words = model, first.name, [*settings, *words]
-    else:
-        config = _config(own, given, settings)
-        for benchmark in named.benchmarks if config is not None else ():
-            _check(config, benchmark)
+    config = _config(own)
+    for benchmark in named.benchmarks if config is not None else ():
+        _check(config, benchmark)
     player = open_player(own)
     asked = any(word.startswith("evaluation.problems=") for word in settings)
     for benchmark in named.benchmarks:
@@ -133,9 +132,7 @@ def players(arguments: argparse.Namespace, named: Chosen) -> Iterator[tuple[Play
         )
 
 
-def _config(
-    arguments: argparse.Namespace, given: Sequence[str], settings: tuple[str, ...]
-) -> RunConfig | None:
+def _config(arguments: argparse.Namespace) -> RunConfig | None:
     """Return the settings of the team, or None if the words name none, for which `open_player` raises an error."""
     from kapelle.rollout.evaluation.playing import model_config
     from kapelle.runs.named_checkpoint import split_run
@@ -143,6 +140,7 @@ def _config(
     from kapelle.setup.team_file import is_team
     from kapelle.training.provenance import config_of_run
 
+    given, settings = split_words(arguments.words)
     if arguments.environment is not None and arguments.model is not None:
         return model_config(arguments.model, arguments.environment, settings, real=arguments.real)
     run = split_run(given[0])[0] if len(given) == 1 else None
@@ -166,19 +164,22 @@ def _check(config: Any, benchmark: Benchmark) -> None:
 def completed(player: Player, result: Evaluation) -> Evaluation:
     """Return the result, for `mt_bench` with the answers to the second question of each conversation."""
     from kapelle.rollout.evaluation.evaluate import decoded, evaluate_shared, lengths_of, summarise
+    from kapelle.types import Group
 
     benchmark: Any = player.setup.environment
-    if benchmark.benchmark != "mt_bench":
-        return result
     tasks = [
         benchmark.second(group.task, episode.answer, sample)
         for group in result.groups
         for sample, episode in enumerate(group.episodes)
-        if episode.error is None
+        if episode.error is None and benchmark.benchmark == "mt_bench"
     ]
+    if not tasks:
+        return result
     setup = decoded(player.setup, player.config.evaluation)
     second = evaluate_shared(setup, tasks, player.config.seed + 1, player.returns)
-    groups = (*result.groups, *second.groups)
+    # One group for each rating, so that the success is the mean of all ratings.
+    first = (Group(group.task, (episode,)) for group in result.groups for episode in group.episodes)
+    groups = (*first, *second.groups)
     both = summarise(groups, player.returns)
     return replace(both, fewer=result.fewer, lengths=lengths_of(groups), groups=groups)
 
