@@ -67,6 +67,7 @@ PACKAGES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 ELSEWHERE = {
     "code": "each check runs programs in a sandbox",
+    "benchmark": "no training tasks: tests/environments/benchmarks",
     "summarisation": "partial scores: tests/environments/test_texts.py",
     "translation": "partial scores: tests/environments/test_texts.py",
     "plain": "depends on the wrapped class",

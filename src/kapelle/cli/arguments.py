@@ -215,6 +215,11 @@ COMMANDS: Mapping[str, Command] = {
         "measure a run or a model on unseen problems",
         *_PLAYER,
         option(
+            "--benchmark -b NAME",
+            "published benchmarks in place of the own problems: gsm8k, math, humaneval, mbpp, mt_bench, several with commas; `list` "
+            "shows them",
+        ),
+        option(
             "--no-baselines",
             "skip the baselines: one agent alone, and majority votes with the same number of tokens",
         ),

@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kapelle.cli import benchmarks
 from kapelle.cli.named import owner_of
 from kapelle.cli.output import new_file, writing
 from kapelle.cli.parser import split_words
@@ -49,7 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.samples > 1 and not any(str(word).startswith(keys) for word in arguments.words):
             arguments.words = [*arguments.words, "evaluation.greedy=false"]
     each = [arguments]
-    if arguments.environment is not None:
+    if arguments.benchmark == "list":
+        say(benchmarks.listed())
+        return 0
+    chosen = None if arguments.benchmark is None else benchmarks.chosen(arguments)
+    if arguments.environment is not None and chosen is None:
         names = list(dict.fromkeys(name.strip() for name in arguments.environment.split(",")))
         if "" in names:
             raise ConfigError(
@@ -58,14 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
         each = [_alone(arguments, name, names) for name in names]
     hush()
     if arguments.output is None:
-        return _run(arguments, each)[0]
+        return _run(arguments, each, chosen)[0]
     out = Path(arguments.output)
     if out.suffix not in (".json", ".jsonl"):
         raise ConfigError(
             f"--output {out}: use a name that ends in .json for one object with the results and every episode, or in .jsonl for one line per episode."
         )
     with new_file(out, "--output") as file:  # an unusable file is an error before anything is sampled
-        code, rows = _run(arguments, each)
+        code, rows = _run(arguments, each, chosen)
         with writing(out, "--output"):
             text = json.dumps(whole(rows), indent=2) + "\n" if out.suffix == ".json" else lines_of(rows)
             write_all(file.fileno(), text.encode("ascii"))
@@ -99,26 +104,45 @@ def whole(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return rows[0] if len(rows) == 1 else {"evaluations": list(rows)}
 
 
-def _run(
-    arguments: argparse.Namespace, each: Sequence[argparse.Namespace]
-) -> tuple[int, list[dict[str, Any]]]:
-    """Evaluate on each environment in turn. Returns the exit code, and one row with all episodes for each environment."""
+def _players(
+    arguments: argparse.Namespace, each: Sequence[argparse.Namespace], chosen: benchmarks.Chosen | None
+) -> Iterator[tuple[Player, argparse.Namespace]]:
+    """Yield the player of each environment, or of each benchmark, with its arguments."""
     from kapelle.cli.named import check_playable, open_player
 
+    if chosen is not None:
+        yield from benchmarks.players(arguments, chosen)
+        return
     for own in each[1:]:  # the first one is checked when it is opened
         check_playable(own, own.environment)
+    for own in each:
+        yield open_player(own), own
+
+
+def _run(
+    arguments: argparse.Namespace, each: Sequence[argparse.Namespace], chosen: benchmarks.Chosen | None
+) -> tuple[int, list[dict[str, Any]]]:
+    """Evaluate on each environment in turn. Returns the exit code, and one row with all episodes for each environment."""
     rows: list[dict[str, Any]] = []
     code = 0
-    for number, own in enumerate(each):
-        player = open_player(own)
+    for number, (player, own) in enumerate(_players(arguments, each, chosen)):
         result, baselines, swap = _measure(player, own)
+        if chosen is not None:
+            result = benchmarks.completed(player, result)
         row = _row(player, result, baselines, swap)
+        if chosen is not None:
+            row |= benchmarks.about(player, result)
         rows.append({**row, "episodes": _episodes(result)})
         run, _ = split_run(player.name)
         if player.steps is not None and is_run(run):  # an exported team stays unchanged
             keep_evaluation(run, row, split_words(own.words)[1])
         if not arguments.json and arguments.table is None:
-            for line in [*([""] if number else []), *_lines(player, result, baselines, swap)]:
+            scores = benchmarks.lines_of(row)
+            for line in [
+                *([""] if number else []),
+                *_lines(player, result, baselines, swap, row["environment"]),
+                *scores,
+            ]:
                 say(line)
         if result.problems and result.failed == result.problems:
             code = NOTHING_MEASURED
@@ -235,7 +259,9 @@ def _rate_row(rate: MeanScore | None) -> dict[str, Any] | None:
     }
 
 
-def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline], swap: Swap | None) -> list[str]:
+def _lines(
+    player: Player, result: Evaluation, baselines: Sequence[Baseline], swap: Swap | None, environment: str
+) -> list[str]:
     trained = "" if player.steps is None else f" after {player.steps} steps"
     settings = player.config.evaluation
     how = "greedy decoding" if settings.always_greedy else "sampled as in training"
@@ -243,9 +269,8 @@ def _lines(player: Player, result: Evaluation, baselines: Sequence[Baseline], sw
         how = f"sampled at temperature {settings.temperature:g}"
     if settings.samples > 1:
         how += f", {settings.samples} answers each"
-    setup = player.setup
     lines = [
-        f"{player.name}{trained}: {result.problems} unseen problems of {setup.environment.name}, {how}, 95 % intervals",
+        f"{player.name}{trained}: {result.problems} unseen problems of {environment}, {how}, 95 % intervals",
         "",
         _line("team", *_team(result), f"{result.tokens:.1f} tokens per problem"),
         *(_line(f"  {tag}", *_rate(part)) for tag, part in result.parts.items()),

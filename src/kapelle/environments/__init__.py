@@ -39,6 +39,7 @@ BUILTIN: Mapping[str, str] = {
     "summarisation": "kapelle.environments.texts:Summarisation",
     "translation": "kapelle.environments.texts:Translation",
     "code": "kapelle.environments.code:Code",
+    "benchmark": "kapelle.environments.benchmarks.environment:Benchmark",
     "bfcl": "kapelle.environments.bfcl:Bfcl",
     "tools": "kapelle.environments.tool_questions:Tools",
     "tool_tasks": "kapelle.environments.tool_tasks:ToolTasks",
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from kapelle.environments.arithmetic import Arithmetic as Arithmetic
     from kapelle.environments.base import BaseEnvironment as BaseEnvironment
     from kapelle.environments.base import BaseState as BaseState
+    from kapelle.environments.benchmarks.environment import Benchmark as Benchmark
     from kapelle.environments.bfcl import Bfcl as Bfcl
     from kapelle.environments.code import Code as Code
     from kapelle.environments.conversation import UserConversation as UserConversation

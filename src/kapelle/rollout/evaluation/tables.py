@@ -24,11 +24,15 @@ def lm_eval_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for row in rows:
         shown = None
+        # A benchmark states its examples and the parser of its success.
+        about = row.get("benchmark") or {"metric": "none", "shots": 0}
         for own, metric, value, error in measured(row):
             task = own or row["environment"]
             spread = "N/A" if error is None else f"{error:.4f}"
             name, shown = ("" if task == shown else task), task
-            lines.append((name, "1", "none", "0", metric, "↑", f"{value:.4f}", "±", spread))
+            lines.append(
+                (name, "1", about["metric"], str(about["shots"]), metric, "↑", f"{value:.4f}", "±", spread)
+            )
     widths = [max(len(line[place]) for line in [head, *lines]) for place in range(len(head))]
     right = {1, 3, 6, 8}  # numbers
 
