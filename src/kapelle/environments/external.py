@@ -128,6 +128,8 @@ class WaitingEpisode:
         return {
             "OPENAI_BASE_URL": f"{url}/sessions/{self.name}/v1",
             "OPENAI_API_KEY": token or "none",
+            "ANTHROPIC_BASE_URL": f"{url}/sessions/{self.name}",  # its client appends `/v1`
+            "ANTHROPIC_API_KEY": token or "none",
             "KAPELLE_SESSION": self.name,
             "KAPELLE_TASK": task["id"],
             "KAPELLE_SPLIT": task["split"],
@@ -782,6 +784,8 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         variables = {
             "OPENAI_BASE_URL": f"{board.url}/sessions/importing/v1",
             "OPENAI_API_KEY": board.token or "none",
+            "ANTHROPIC_BASE_URL": f"{board.url}/sessions/importing",
+            "ANTHROPIC_API_KEY": board.token or "none",
         }
         with ForkServer(self.python or sys.executable, self.entry, variables) as board.forks:
             yield
