@@ -138,7 +138,7 @@ def test_a_message_continues_with_its_exact_tokens(
 ) -> None:
     """If a program returns the content, with or without thoughts, or changes to chat completions."""
     first = f"<think>\nHm.\n</think>\n\n Well,\n{ADD}\n{LOOK}\n"
-    with reciting(setup, tmp_path, first, "Done.") as (web, engine):
+    with reciting(setup, tmp_path, first, "Done.") as (web, _):
         body = {**ASKED, "system": "Be brief.", "tools": TOOLS}
         sent = web.post("/v1/messages", json={**body, "stream": stream})
         answer = message_in(events_of(sent)) if stream else sent.json()
@@ -235,6 +235,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
         ({"stop": ["x"]}, "stop"),
         ({"n": 2}, "n"),
         ({"container": "c"}, "container"),
+        ({"thread": {"type": "create"}}, "thread"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits.0.type"),
         ({"model": "duo", "stop_sequences": ["x"]}, "stop_sequences"),

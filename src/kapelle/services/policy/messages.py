@@ -189,6 +189,10 @@ def read_messages(body: Json, *, counts: bool = False) -> ChatRequest:
 
     Raises RequestError (400), which names the first parameter that is incorrect or not supported.
     """
+    if isinstance(body, dict) and body.get("thread") is not None:
+        # With this code, the tool runner of Anthropic's client repeats the call with the whole conversation.
+        why = "`thread`: this server keeps no conversations. Send the whole conversation in `messages`."
+        raise RequestError(400, why, "thread", "thread_unsupported_request")
     request = read_body(MessagesRequest, body)
     if request.max_tokens is None and not counts:
         raise wrong("`max_tokens`: Field required.", "max_tokens")
