@@ -6,6 +6,7 @@ The agent `first` answers `<think>` Hm. `</think>` and a call of the tool `add`,
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import anthropic
@@ -75,23 +76,24 @@ async def check_async() -> None:
             assert (await stream.get_final_message()).stop_reason == "tool_use"
 
 
+def error_of(call: Callable[[], object]) -> Any:
+    try:
+        call()
+    except anthropic.APIStatusError as error:
+        return error
+    raise RuntimeError("the server accepted the call")
+
+
 def check_errors(client: Anthropic) -> None:
-    try:
-        client.messages.create(**ASKED, extra_body={"container": "c"})
-        raise RuntimeError("an unsupported parameter was accepted")
-    except anthropic.BadRequestError as error:
-        assert error.api_message == "The parameter `container` is not supported."
-        assert (error.type, error.error_code) == ("invalid_request_error", "unsupported_parameter")
-    try:
-        client.with_options(api_key="none").messages.create(**ASKED)
-        raise RuntimeError("a wrong key was accepted")
-    except anthropic.AuthenticationError as error:
-        assert "token is missing or incorrect" in str(error)
-    try:
-        client.messages.create(**{**ASKED, "model": "duo/third"})
-        raise RuntimeError("an unknown model was accepted")
-    except anthropic.NotFoundError as error:
-        assert "Unknown model" in str(error)
+    error = error_of(lambda: client.messages.create(**ASKED, extra_body={"container": "c"}))
+    assert isinstance(error, anthropic.BadRequestError)
+    assert error.api_message == "The parameter `container` is not supported."
+    assert (error.type, error.error_code) == ("invalid_request_error", "unsupported_parameter")
+    error = error_of(lambda: client.with_options(api_key="none").messages.create(**ASKED))
+    assert isinstance(error, anthropic.AuthenticationError)
+    assert error.api_message.startswith("The token is missing or incorrect.")
+    error = error_of(lambda: client.messages.create(**{**ASKED, "model": "duo/third"}))
+    assert isinstance(error, anthropic.NotFoundError)
 
 
 def main() -> None:

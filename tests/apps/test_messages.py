@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.support.serving import Reciting
 
@@ -43,7 +44,7 @@ def test_anthropics_client_runs_unchanged(tmp_path: Path) -> None:
             "ANTHROPIC_API_KEY": TOKEN,
             "PATH": os.environ["PATH"],
         }
-        done = subprocess.run(  # noqa: S603 - our own file
+        done = subprocess.run(
             [PYTHON, str(Path(__file__).with_name("anthropic_calls.py"))],
             env=variables,
             capture_output=True,
@@ -52,8 +53,6 @@ def test_anthropics_client_runs_unchanged(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        import httpx
-
         httpx.post(
             f"{server.url}/v1/sessions/s-1/reward", json={"reward": 1.0}, headers={"x-api-key": TOKEN}
         ).raise_for_status()

@@ -229,7 +229,7 @@ class RunningAgent:
         if not self._episode.answering:
             self._place.close()
             return EpisodeError(
-                f"The coding agent ended with code {code} before any agent had responded. Check that it calls `OPENAI_BASE_URL` and finds "
+                f"The coding agent ended with code {code} before any agent had responded. Check that it calls `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL` and finds "
                 f"its files (`environment.files`, `visible`, `packages`). Its output: {last or '(nothing)'}"
             )
         try:
