@@ -34,7 +34,7 @@ PYTHON = os.environ.get("KAPELLE_APPS_PYTHON", "")
 
 CALLERS: Mapping[str, list[tuple[str, int | None]]] = {
     "plain": [("planner", None), ("solver", 0)],
-    "anthropic": [("planner", None), ("solver", 0), ("planner", None)],
+    "anthropic": [("planner", None), ("solver", 0)],
     "openai_agents": [("planner", None), ("solver", 0)],
     "langgraph": [("planner", None), ("solver", 0)],
     "pydantic_ai": [("planner", None), ("solver", 0)],

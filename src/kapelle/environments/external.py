@@ -547,7 +547,7 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
     """Episodes that are controlled by an external program. The program calls the agents through an OpenAI-compatible API.
 
     At the end of an episode, the program posts the reward. With the setting `entry` or `command`, each episode starts the program,
-    which reads the URL of the server from the environment variable `OPENAI_BASE_URL`. Without these settings, the user starts the
+    which reads the URL of the server from `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL`. Without these settings, the user starts the
     program, which requests episodes with `POST /v1/task`. See docs/programs.md and docs/serving.md.
     """
 

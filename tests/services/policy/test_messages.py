@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.hostile_bodies import answered, bodies
-from tests.support.serving import Reciting
+from tests.support.serving import Reciting, staged
 
 from kapelle.engines.rollout.protocol import Request
 from kapelle.rollout.setup import RolloutSetup
@@ -341,6 +342,43 @@ def test_a_failed_stream_ends_with_an_error_event(setup: RolloutSetup) -> None:
     assert [event["type"] for event in events] == ["message_start", "error"]
     assert events[-1]["error"]["type"] == "api_error"
     assert "see its log" in events[-1]["error"]["message"]
+
+
+PROGRAM = """
+import json, os, urllib.request
+def post(path, body):
+    request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + path, json.dumps(body).encode(),
+        {"content-type": "application/json", "x-api-key": os.environ["ANTHROPIC_API_KEY"]})
+    return json.load(urllib.request.urlopen(request))
+asked = {"model": "team/first", "max_tokens": 64, "temperature": 0.5, "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+         "messages": [{"role": "user", "content": "1+2?"}]}
+counted = post("/v1/messages/count_tokens", asked)["input_tokens"]
+answer = post("/v1/messages", asked)
+assert answer["usage"]["input_tokens"] == counted
+result = {"type": "tool_result", "tool_use_id": answer["content"][-1]["id"], "content": "3"}
+asked["messages"] += [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": [result]}]
+answer = post("/v1/messages", {**asked, "stop_sequences": ["!"]})
+assert answer["stop_reason"] == "end_turn", answer
+post("/v1/turns/" + answer["id"] + "/reward", {"reward": 0.5})
+post("/v1/reward", {"reward": 0.5})
+"""
+
+
+def test_a_program_in_training_continues_with_its_exact_tokens(
+    setup: RolloutSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAPELLE_TOKEN", "0123456789abcdef-token")
+    texts = iter((f"<think>\nHm.\n</think>\n\n{ADD}", "It is 3."))
+    engine = Reciting(lambda _: next(texts))
+    with staged(setup, engine, command=[sys.executable, "-IS", "-c", PROGRAM]) as stage:
+        pass
+    [episode] = stage.episodes
+    assert episode.error is None
+    one, two = episode.turns
+    past = one.prompt_ids + one.completion_ids
+    assert two.prompt_ids[: len(past)] == past
+    assert ([message.role for message in two.new_messages], two.reward) == (["tool"], 0.5)
+    assert dict(episode.rewards) == {"first": 0.5}
 
 
 GOOD: dict[str, Any] = {
