@@ -34,6 +34,7 @@ PYTHON = os.environ.get("KAPELLE_APPS_PYTHON", "")
 
 CALLERS: Mapping[str, list[tuple[str, int | None]]] = {
     "plain": [("planner", None), ("solver", 0)],
+    "anthropic": [("planner", None), ("solver", 0)],
     "openai_agents": [("planner", None), ("solver", 0)],
     "langgraph": [("planner", None), ("solver", 0)],
     "pydantic_ai": [("planner", None), ("solver", 0)],
@@ -153,6 +154,8 @@ def test_a_program_learns_in_ten_steps(name: str, tmp_path: Path, monkeypatch: p
 
 def _of_answer(said: Any) -> tuple[object, ...]:
     """Return agent, tokens read and written, weights, words and calls of an answer on the wire."""
+    if said.get("type") == "message":  # in the form of Anthropic's API
+        said = _in_openais_form(said)
     message, usage = said["choices"][0]["message"], said["usage"]
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     calls = [(each["name"], _canonical(json.loads(each["arguments"]))) for each in functions]
@@ -165,6 +168,20 @@ def _of_answer(said: Any) -> tuple[object, ...]:
         words,
         tuple(calls),
     )
+
+
+def _in_openais_form(said: Any) -> Any:
+    calls = [
+        {"function": {"name": block["name"], "arguments": json.dumps(block["input"])}}
+        for block in said["content"]
+        if block["type"] == "tool_use"
+    ]
+    words = "".join(block["text"] for block in said["content"] if block["type"] == "text")
+    usage = {
+        "prompt_tokens": said["usage"]["input_tokens"],
+        "completion_tokens": said["usage"]["output_tokens"],
+    }
+    return {**said, "choices": [{"message": {"content": words, "tool_calls": calls}}], "usage": usage}
 
 
 def _of_turn(turn: Turn, offered: bool) -> tuple[object, ...]:

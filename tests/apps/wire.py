@@ -27,7 +27,7 @@ def listen(client: Any) -> None:
     """Write whatever is answered to `client`'s calls to the file."""
 
     def keep(request: Any, response: Any) -> None:
-        if request.url.path.endswith("/chat/completions") and response.status_code == 200:
+        if request.url.path.endswith(("/chat/completions", "/messages")) and response.status_code == 200:
             line = {"url": str(request.url), "asked": json.loads(request.content), "said": response.json()}
             with Path(os.environ["WIRE"]).open("a") as file:
                 file.write(json.dumps(line) + "\n")

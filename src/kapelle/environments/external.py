@@ -128,6 +128,8 @@ class WaitingEpisode:
         return {
             "OPENAI_BASE_URL": f"{url}/sessions/{self.name}/v1",
             "OPENAI_API_KEY": token or "none",
+            "ANTHROPIC_BASE_URL": f"{url}/sessions/{self.name}",  # its client appends `/v1`
+            "ANTHROPIC_API_KEY": token or "none",
             "KAPELLE_SESSION": self.name,
             "KAPELLE_TASK": task["id"],
             "KAPELLE_SPLIT": task["split"],
@@ -545,7 +547,7 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
     """Episodes that are controlled by an external program. The program calls the agents through an OpenAI-compatible API.
 
     At the end of an episode, the program posts the reward. With the setting `entry` or `command`, each episode starts the program,
-    which reads the URL of the server from the environment variable `OPENAI_BASE_URL`. Without these settings, the user starts the
+    which reads the URL of the server from `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL`. Without these settings, the user starts the
     program, which requests episodes with `POST /v1/task`. See docs/programs.md and docs/serving.md.
     """
 
@@ -782,6 +784,8 @@ class External(StatedRewards, WithTeacher, Reporting, DrivenByPrograms, Scripted
         variables = {
             "OPENAI_BASE_URL": f"{board.url}/sessions/importing/v1",
             "OPENAI_API_KEY": board.token or "none",
+            "ANTHROPIC_BASE_URL": f"{board.url}/sessions/importing",
+            "ANTHROPIC_API_KEY": board.token or "none",
         }
         with ForkServer(self.python or sys.executable, self.entry, variables) as board.forks:
             yield

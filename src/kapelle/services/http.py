@@ -92,15 +92,16 @@ def check_call(binding: Binding, method: str, headers: Mapping[str, str]) -> Non
             "wrong_host",
         )
     # Programs send a bearer token; browsers send the token as the user's password.
+    # Clients of Anthropic's API may send it as `x-api-key`.
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    token = given if scheme.lower() == "bearer" else None
+    token = given if scheme.lower() == "bearer" else headers.get("x-api-key")
     if scheme.lower() == "basic":
         with suppress(binascii.Error, ValueError):
             token = base64.b64decode(given, validate=True).decode().partition(":")[2]
     if not binding.admits(token):
         raise RequestError(
             401,
-            "The token is missing or incorrect. Send it as `Authorization: Bearer TOKEN`.",
+            "The token is missing or incorrect. Send it as `Authorization: Bearer TOKEN` or `x-api-key: TOKEN`.",
             None,
             "invalid_api_key",
             {"www-authenticate": 'Basic realm="kapelle", charset="UTF-8"'},
@@ -133,14 +134,14 @@ class Guard:
         self,
         inner: ASGIApp,
         binding: Binding,
+        answer: Callable[[RequestError, Scope], Response],
         headers: Mapping[str, str] = SAFETY,
         check: Callable[[str, Mapping[str, str]], None] = lambda _method, _headers: None,
-        answer: Callable[[RequestError], Response] = error_response,
     ) -> None:
         """Create the guard around an application.
 
         The function `check` receives the method and headers of a call and may raise RequestError. The function `answer`
-        converts a RequestError to a response.
+        converts a RequestError of a call to a response.
         """
         self._inner, self._binding, self._headers = inner, binding, dict(headers)
         self._check, self._answer = check, answer
@@ -164,7 +165,7 @@ class Guard:
             check_call(self._binding, scope["method"], headers)
             self._check(scope["method"], headers)
         except RequestError as error:
-            await self._answer(error)(scope, receive, sending)
+            await self._answer(error, scope)(scope, receive, sending)
             return
         await self._inner(scope, receive, sending)
 
@@ -248,7 +249,24 @@ class EventStream(StreamingResponse):
             await self._events.aclose()
 
 
-def route(method: str, path: str, handler: Handler) -> Route:
+class JsonRoute(Route):
+    """A route for JSON, with the format of its errors."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[[Request], Awaitable[Response]],
+        method: str,
+        error_row: Callable[[RequestError], Json],
+    ) -> None:
+        """Create the route of an endpoint. The function `error_row` returns the body of the response for an error."""
+        super().__init__(path, endpoint, methods=[method])
+        self.error_row = error_row
+
+
+def route(
+    method: str, path: str, handler: Handler, error_row: Callable[[RequestError], Json] = RequestError.row
+) -> Route:
     """Return a route whose handler receives checked calls. In the path, `{name:path}` matches the rest of the path."""
 
     async def answer(request: Request) -> Response:
@@ -275,7 +293,7 @@ def route(method: str, path: str, handler: Handler) -> Route:
         except Exception as error:
             raise _failed(f"A call of {request.method} failed.", error) from None
 
-    return Route(path, answer, methods=[method])
+    return JsonRoute(path, answer, method, error_row)
 
 
 def _failed(what: str, error: Exception) -> RequestError:
@@ -346,7 +364,7 @@ async def until_gone(work: Awaitable[T], receive: Receive) -> T:
 
 
 class Application(Guard):
-    """An ASGI application with routes behind the guard, and errors in OpenAI's format."""
+    """An ASGI application with routes behind the guard, and errors in OpenAI's format or the format of their routes."""
 
     def __init__(self, binding: Binding, routes: Sequence[Route], observe: Observe | None = None) -> None:
         """Create the application. The function `observe` receives the method, route, status and duration in seconds of every finished call.
@@ -356,7 +374,7 @@ class Application(Guard):
 
         async def answer_error(request: Request, error: Exception) -> Response:
             if isinstance(error, RequestError):
-                return error_response(error)
+                return self.refused(error, request.scope)
             # There is no route for this path, or no route for this method.
             found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
             if not found:
@@ -365,14 +383,24 @@ class Application(Guard):
                 )
             allowed = ", ".join(sorted({name for each in found for name in each.methods or ()} - {"HEAD"}))
             message, headers = f"This path supports {allowed}.", {"allow": allowed}
-            return error_response(RequestError(405, message, None, "method_not_allowed", headers))
+            return self.refused(
+                RequestError(405, message, None, "method_not_allowed", headers), request.scope
+            )
 
-        super().__init__(self._route, binding)
+        super().__init__(self._route, binding, self.refused)
         self._routed = Starlette(
             routes=routes, exception_handlers={RequestError: answer_error, HTTPException: answer_error}
         )
         self._routed.router.redirect_slashes = False
         self._routes, self._observe = routes, observe
+
+    def refused(self, error: RequestError, scope: Scope) -> Response:
+        """Return the response for the error of a call."""
+        own = _in_session(scope)
+        for each in self._routes:
+            if isinstance(each, JsonRoute) and each.matches(own)[0] is not Match.NONE:
+                return JsonAnswer(each.error_row(error), error.status, error.headers)
+        return error_response(error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one call."""

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Scope
 
 from kapelle.runs.findings import read_exact
 from kapelle.runs.verdict import ADVICE, YOUNG
@@ -444,10 +445,10 @@ def viewer(library: Library, binding: Binding) -> Guard:
     routes = [Route(path, answer, methods=["GET"]) for path, answer in addresses.items()]
     pages = Starlette(routes=routes, exception_handlers={HTTPException: error_page})
 
-    def refused(refusal: RequestError) -> Response:
+    def refused(refusal: RequestError, _scope: Scope) -> Response:
         return PlainTextResponse(f"{refusal.message}\n", refusal.status, refusal.headers)
 
-    return Guard(pages, binding, HEADERS, check_reading, refused)
+    return Guard(pages, binding, refused, HEADERS, check_reading)
 
 
 def _runs(library: Library, request: Request) -> Response:

@@ -100,6 +100,7 @@ found = {
     "another session": call("POST", root + "/sessions/e-0000000000000000/v1/chat/completions", said),
     "a hidden path": call("POST", root + f"/sessions/{name}/v1/chat/completions/../../reward", {"reward": 1.0}),
     "its models": call("GET", base + "/models"),
+    "a message": call("POST", os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", {**said, "max_tokens": 8}),
     "an answer": call("POST", base + "/chat/completions", said, **{"x-kapelle-session": "e-0000000000000000"}),
 }
 try:
@@ -127,6 +128,7 @@ def test_a_sandboxed_program_reaches_only_its_model(
         "another session": 410,
         "a hidden path": 404,
         "its models": 200,
+        "a message": 200,
         "an answer": 200,
         "the network": "closed",
         "secrets": [],

@@ -2,7 +2,7 @@
 
     the agent ── HTTP ─▶ relay of the sandbox ── Unix socket ─▶ policy server ─▶ the episode's agents (workflow `external`)
 
-The program calls `OPENAI_BASE_URL` and cannot reach any other server: the sandbox has no network, and the socket only returns
+The program calls `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL` and cannot reach any other server: the sandbox has no network, and the socket only returns
 responses of the trained agents. The tests of the task run when the program ends or its time limit is reached.
 """
 
@@ -92,8 +92,15 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
         Raises DataError, ConfigError or SandboxError if a task, a setting or the sandbox cannot be used on this machine.
         """
         self._server().check(agents)
+        own = (
+            "OPENAI_BASE_URL",
+            "OPENAI_API_BASE",
+            "OPENAI_API_KEY",
+            "ANTHROPIC_BASE_URL",
+            "ANTHROPIC_API_KEY",
+        )
         for name in self.env:
-            if name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"):
+            if name in own:
                 raise ConfigError(
                     f"`environment.env` sets {name}, but kapelle sets this variable itself. Remove it."
                 )
@@ -132,12 +139,14 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
         seconds = self.time_limit or folder.agent_s
 
         async def begin(episode: WaitingEpisode, waits: Callable[[], bool]) -> RunningAgent:
-            address = f"http://127.0.0.1:{PORT}/sessions/{episode.name}/v1"
+            address = f"http://127.0.0.1:{PORT}/sessions/{episode.name}"
             env = {
                 **self.env,
-                "OPENAI_BASE_URL": address,
-                "OPENAI_API_BASE": address,
+                "OPENAI_BASE_URL": f"{address}/v1",
+                "OPENAI_API_BASE": f"{address}/v1",
                 "OPENAI_API_KEY": "none",
+                "ANTHROPIC_BASE_URL": address,
+                "ANTHROPIC_API_KEY": "none",
                 "KAPELLE_INSTRUCTION": INSTRUCTION,
                 "KAPELLE_SEED": str(seed),
             }
@@ -220,7 +229,7 @@ class RunningAgent:
         if not self._episode.answering:
             self._place.close()
             return EpisodeError(
-                f"The coding agent ended with code {code} before any agent had responded. Check that it calls `OPENAI_BASE_URL` and finds "
+                f"The coding agent ended with code {code} before any agent had responded. Check that it calls `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL` and finds "
                 f"its files (`environment.files`, `visible`, `packages`). Its output: {last or '(nothing)'}"
             )
         try:

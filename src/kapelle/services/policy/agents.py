@@ -415,10 +415,7 @@ class Chat:
         Raises RequestError (400) if the prompt has too many tokens for the agent's model.
         """
         setup, agent, renderer = self.agents.setup, self.prompt.agent, self.renderer
-        try:  # rendering a long conversation takes a while
-            known = tuple(await asyncio.to_thread(ids or partial(renderer.start, self.prompt.messages)))
-        except ContextError as error:
-            raise too_long(str(error)) from None
+        known = await self._prompt_ids(ids)
         if not known:
             raise wrong(
                 "The prompt has no tokens, but the model needs at least one. Add text to the prompt.",
@@ -435,6 +432,17 @@ class Chat:
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
         await check_length(self.request, sampling, setup, agent)
         return replace(self, prompt=replace(self.prompt, ids=known, sampling=sampling, seeds=seeds))
+
+    async def _prompt_ids(self, ids: Callable[[], Sequence[int]] | None = None) -> tuple[int, ...]:
+        render = ids or partial(self.renderer.start, self.prompt.messages)
+        try:  # rendering a long conversation takes a while
+            return tuple(await asyncio.to_thread(render))
+        except ContextError as error:
+            raise too_long(str(error)) from None
+
+    async def prompt_tokens(self) -> int:
+        """Return the number of tokens of the rendered conversation."""
+        return len(await self._prompt_ids())
 
     async def pieces(
         self, answers: AsyncIterator[NewTokens | Sampled]
@@ -471,7 +479,8 @@ class Chat:
                 usage = 0 if prompt_is_counted else read, written
                 prompt_is_counted = True
                 about = {"version": completion.version, "weights_hash": completion.weights_hash}
-                yield Finished(k, *rest, rows, message_of(parsed), reason, usage, about)
+                stop = self._stop_of(completion)
+                yield Finished(k, *rest, rows, message_of(parsed), reason, usage, about, stop)
 
     @property
     def form(self) -> SpeechForm:
@@ -501,6 +510,14 @@ class Chat:
         if is_described and answer.words == text:  # the text does not have that format
             answer = answer._replace(words=completion.text)
         return answer if self.request.parallel_tool_calls else answer._replace(calls=answer.calls[:1])
+
+    def _stop_of(self, completion: Completion) -> str | None:
+        """Return the caller's stop string that ended a completion, or None if there is none or no tokens are known."""
+        if self.decodes is None or not self.request.stops or completion.finish_reason != "stop":
+            return None
+        text = self.decodes.spoken(completion.ids)
+        found = [stop for stop in self.request.stops if stop in text]
+        return min(found, key=text.find, default=None)
 
     def _tokens(
         self, ids: Sequence[int], logprobs: Sequence[float], alternatives: Sequence[Likeliest] = ()

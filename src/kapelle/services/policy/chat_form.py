@@ -546,6 +546,8 @@ class Finished:
     """The numbers of prompt tokens and completion tokens. If there are several choices, only the first one counts the prompt tokens."""
     about: Mapping[str, Json]
     """Fields that are not part of OpenAI's format."""
+    stop: str | None = None
+    """The caller's stop string that ended the choice, or None if there is none or it is unknown."""
 
 
 class Answering(Protocol):

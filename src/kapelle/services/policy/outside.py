@@ -101,9 +101,10 @@ def serve_outside(
     # An open connection shows that its program is alive, so the server keeps idle ones open.
     idle = setup.patience.environment
     watched = (desk.presence.opened, desk.presence.closed)
-    application: ASGIApp = Application(binding, service.routes(), agents.metrics.called)
+    inner = Application(binding, service.routes(), agents.metrics.called)
+    application: ASGIApp = inner
     if door is not None:
-        application, board.door = at_the_door(application, binding.token), str(door)
+        application, board.door = at_the_door(inner, binding.token), str(door)
     with HttpServer(binding, application, idle, *watched, door=door) as server:
         board.url = server.url
         with switched_on(key or environment.key, board), environment.forking(board):
@@ -115,7 +116,8 @@ def serve_outside(
 
 
 CALLED_FROM_SANDBOXES = re.compile(
-    r"/sessions/([^/]+)/v1/(chat/completions|completions|responses(/[^/]+)?|models(/.+)?)"
+    r"/sessions/([^/]+)/v1/"
+    r"(chat/completions|completions|responses(/[^/]+)?|messages(/count_tokens)?|models(/.+)?)"
 )
 """A regular expression for the calls that a program in a sandbox may make. Such a program can call the agents in its own
 session, but cannot get tasks or post rewards."""
@@ -123,7 +125,7 @@ MOST_AT_ONCE = 64
 """The maximum number of simultaneous calls of one program in a sandbox. A further call receives the status 429."""
 
 
-def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
+def at_the_door(application: Application, token: str | None) -> ASGIApp:
     """Return an application that accepts all calls over TCP, but only `CALLED_FROM_SANDBOXES` over a Unix socket.
 
     Programs in sandboxes have no token, so the token is added to their calls.
@@ -142,7 +144,8 @@ def at_the_door(application: ASGIApp, token: str | None) -> ASGIApp:
         session = found[1]
         if under_way[session] >= MOST_AT_ONCE:
             why = f"{MOST_AT_ONCE} calls are in progress. Wait until one of them finishes."
-            await error_response(RequestError(429, why, None, "rate_limit_exceeded"))(scope, receive, send)
+            full = RequestError(429, why, None, "rate_limit_exceeded")
+            await application.refused(full, scope)(scope, receive, send)
             return
         kept = [
             (name, value)

@@ -258,12 +258,12 @@ _NAMES = {
 """Mapping from parameters of chat completions to their names in the Responses API."""
 
 
-def renamed(refusal: RequestError) -> RequestError:
-    """Return an error about the chat request in which parameters have their names in the Responses API."""
+def renamed(refusal: RequestError, names: Mapping[str, str] = _NAMES) -> RequestError:
+    """Return an error about the chat request in which parameters have their names in the Responses API, or in `names`."""
     name = own = refusal.parameter or ""
-    for chat, responses in _NAMES.items():
+    for chat, other in names.items():
         if name == chat or name.startswith(f"{chat}."):
-            own = f"{responses}{name.removeprefix(chat)}"
+            own = f"{other}{name.removeprefix(chat)}"
     if name.startswith("tools."):
         own = name.replace(".function", "", 1)  # in this API, a tool has the fields of its function
     message = refusal.message.replace(f"`{name}`", f"`{own}`")

@@ -31,6 +31,7 @@ from kapelle.services.policy.agents import Agents, read_chat
 from kapelle.services.policy.chat_form import Answering, ChatForm, ChatRequest, Head, read_request
 from kapelle.services.policy.completions import CompletionForm
 from kapelle.services.policy.embeddings import Embedder
+from kapelle.services.policy.messages import MessageForm, error_row, in_words, read_messages
 from kapelle.services.policy.recording import ChatSession, EpisodeFile, Recorder
 from kapelle.services.policy.responses import ResponseForm, StoredResponses
 from kapelle.services.policy.responses_form import renamed
@@ -178,6 +179,8 @@ class PolicyService:
             route("GET", "/v1/models/{name:path}", self.model),
             route("POST", "/v1/chat/completions", self.chat),
             route("POST", "/v1/responses", self.respond),
+            route("POST", "/v1/messages", self.message, error_row),
+            route("POST", "/v1/messages/count_tokens", self.count_tokens, error_row),
             route("POST", "/v1/completions", self.complete),
             route("POST", "/v1/embeddings", self.embed),
             route("GET", "/metrics", self.metrics),
@@ -217,6 +220,31 @@ class PolicyService:
         except RequestError as error:
             raise renamed(error) from None
 
+    async def message(self, call: Call) -> Response:
+        """Return the response of an agent or of the team in the format of Anthropic's Messages API."""
+        try:
+            return await self._answer(call, MessageForm(call.body), named=True)
+        except RequestError as error:
+            raise in_words(error) from None
+
+    async def count_tokens(self, call: Call) -> Response:
+        """Return the number of prompt tokens that a call of the Messages API would have."""
+        request = read_messages(call.body, counts=True)
+        model = self._answering(request.model)
+        if model == self.name:
+            raise wrong("A team has no prompt of its own. Set `model` to an agent.", "model")
+        agent = model.rpartition("/")[2]
+        if self._agents.setup.team.policy(agent).endpoint is not None:
+            raise wrong(f"The tokens of '{agent}' are known only to its endpoint's server.", "model")
+
+        async def count() -> Json:
+            return {"input_tokens": await read_chat(self._agents, model, agent, request).prompt_tokens()}
+
+        try:
+            return JsonAnswer(await self._in_time(count))
+        except RequestError as error:
+            raise in_words(error) from None
+
     async def complete(self, call: Call) -> Response:
         """Return an agent's continuation of a plain prompt."""
         form = CompletionForm.read(call.body)
@@ -255,10 +283,14 @@ class PolicyService:
                 "model",
                 "model_not_found",
             )
+        return JsonAnswer(await self._in_time(partial(self._embedder.answer, call.body)))
+
+    async def _in_time(self, work: Callable[[], Awaitable[Json]]) -> Json:
+        """Return the result of `work`, which counts as one completion within the limits of the server."""
         ticket = Ticket(self, 1)
         try:
             async with asyncio.timeout_at(ticket.until):
-                return JsonAnswer(await self._embedder.answer(call.body))
+                return await work()
         except TimeoutError:
             raise ticket.late from None
         finally:
@@ -285,7 +317,9 @@ class PolicyService:
             )
         return Response(self._agents.metrics.text(gauges), headers={"content-type": METRICS_KIND})
 
-    async def _answer(self, call: Call, form: ChatForm | ResponseForm, *, named: bool = False) -> Response:
+    async def _answer(
+        self, call: Call, form: ChatForm | ResponseForm | MessageForm, *, named: bool = False
+    ) -> Response:
         request = form.request
         model = self._answering(request.model)
 
