@@ -57,9 +57,12 @@ TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 (inside the c
 # Each command is one process of the engine's client. Its first line of input is a secret with which it ends its output, so that
 # no other program can end the output.
 _BEGIN, _END = "read -r n; ", '; printf "\\n%s %s\\n" "$n" "$?"'
+# Process 1 gives programs access to their folders, because some engines ignore the mode of a folder that the image contains.
 _WAIT = (
-    'for c in bash cat chmod head tar timeout; do command -v $c >/dev/null || { echo "the image has no program $c"; exit 1; }; done; '
-    'printf "\\n%s 0\\n" "$1"; timeout -s KILL "$2" cat >/dev/null; exit 0'
+    "for c in bash cat chmod head tar timeout; do "
+    'command -v $c >/dev/null || { echo "the image has no program $c"; exit 1; }; done; '
+    's=$1; t=$2; shift 2; chmod 1777 "$@" || exit 1; [ ! -d /tests ] || chmod 755 /tests 2>/dev/null; '
+    'printf "\\n%s 0\\n" "$s"; timeout -s KILL "$t" cat >/dev/null; exit 0'
 )
 _RUN = 'cd "$1" && s=$2 && shift 2 && timeout -s KILL "$s" "$@" 2>&1 </dev/null'
 _PUT = "umask 022; tar -x -m -o -f - -C / 2>/dev/null"
@@ -150,7 +153,7 @@ class Container:
                 *confined(engine, self._name, limits, folders),
                 *((f"--tmpfs={TESTS}:rw,exec,nosuid,nodev,size={limits.file_bytes},mode=755",) * tests),
                 *(f"--user={KEEPER}", "--workdir=/", *_user_namespace(engine), "--entrypoint=/bin/sh"),
-                *(task.image.name, "-c", _WAIT, "sh", ready, f"{wall_s:.0f}"),
+                *(task.image.name, "-c", _WAIT, "sh", ready, f"{wall_s:.0f}", *folders),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -164,6 +167,8 @@ class Container:
 
     def put(self, entries: Entries, *, fixed: bool = False) -> None:
         """Write entries, as the keeper if they are `fixed`; like in other sandboxes, entries that do not fit are skipped."""
+        if not entries:
+            return
         user = KEEPER if fixed else PROGRAMS
         code, said = self._exec(user, _PUT, (), SETUP_S, 4096, given=_packed(entries))
         if code is None:
@@ -207,8 +212,8 @@ class Container:
         until = time.monotonic() + SETUP_S
         while time.monotonic() < until:
             self._exec(PROGRAMS, _KILL, (), SETUP_S, 4096)
-            _, left = self._exec(KEEPER, f"{_LEFT}; true", (PROGRAMS.partition(":")[0],), SETUP_S, 4096)
-            if (_, left.strip()) == (0, b""):
+            code, left = self._exec(KEEPER, f"{_LEFT}; true", (PROGRAMS.partition(":")[0],), SETUP_S, 4096)
+            if code == 0 and not left.strip():
                 return
         raise WorkspaceClosed("the programs in the container could not be ended")
 
