@@ -154,7 +154,7 @@ class BuiltTask:
     """RUN lines of the Dockerfile that failed in the sandbox."""
 
 
-_built: dict[int, tuple[TaskFolder, BuiltTask]] = {}
+_built: dict[tuple[int, str], tuple[TaskFolder, BuiltTask]] = {}
 _building = threading.RLock()
 BUILD_S = 120.0
 """Maximum time in seconds for one RUN line."""
@@ -167,11 +167,12 @@ def built(task: TaskFolder, room: Room) -> BuiltTask:
     """
     if task.image is None and not task.run:
         return BuiltTask(task, _files_before(task))
+    key = id(task), room.sandbox
     with _building:
-        if id(task) not in _built or _built[id(task)][0] is not task:
+        if key not in _built or _built[key][0] is not task:
             made = _after_run_lines(task, room) if task.image is None else _from_image(task, room)
-            _built[id(task)] = task, made
-        return _built[id(task)][1]
+            _built[key] = task, made
+        return _built[key][1]
 
 
 def _files_before(task: TaskFolder) -> Entries:
