@@ -47,8 +47,13 @@ ENGINE = Path(sys.argv[0]).name
 
 def fail(message: str, code: int = 125) -> None:
     """End with an error message like an engine."""
-    print(f"Error: {message}", file=sys.stderr)
+    sys.stderr.write(f"Error: {message}\n")
     raise SystemExit(code)
+
+
+def show(text: str) -> None:
+    """Print text as the result of a command."""
+    sys.stdout.write(f"{text}\n")
 
 
 def parsed(command: str, words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -89,7 +94,7 @@ def build(tag: str, context: Path) -> None:
             (root / rest[1:]).mkdir(parents=True, exist_ok=True)
         elif keyword == "COPY":
             source, target = rest.split()
-            place = root / os.path.join(workdir, target)[1:]
+            place = root / str(Path(workdir, target))[1:]
             if (context / source).is_dir():
                 shutil.copytree(context / source, place, dirs_exist_ok=True)
             else:
@@ -142,7 +147,8 @@ def enter(container: Path, options: dict[str, list[str]], command: list[str]) ->
     for each in ("PATH=/usr/local/bin:/usr/bin:/bin", *options.get("env", [])):
         name, _, value = each.partition("=")
         words += ["--setenv", name, value]
-    os.execvp("bwrap", [*words, "--remount-ro", "/", "--chdir", options["workdir"][-1], "--", *command])
+    words += ["--remount-ro", "/", "--chdir", options["workdir"][-1], "--", *command]
+    os.execvp(words[0], words)  # noqa: S606 - this process becomes the container
 
 
 def main() -> None:
@@ -157,12 +163,12 @@ def main() -> None:
     options, words = parsed(command, words)
     containers = STATE / "containers"
     if command == "version":
-        print("5.0")
+        show("5.0")
     elif command == "image":
         file = image_folder(words[1]) / "image.json"
         if words[0] != "inspect" or not file.exists():
             fail(f"{words[1]}: image not known")
-        print(json.dumps([json.loads(file.read_text())]))
+        show(json.dumps([json.loads(file.read_text())]))
     elif command == "pull":
         if not (STATE / "registry" / words[0]).is_dir():
             fail(f"initializing source docker://{words[0]}: manifest unknown")
@@ -189,10 +195,10 @@ def main() -> None:
             shutil.rmtree(containers / name, ignore_errors=True)
     elif command == "ps":
         found = sorted(each.name for each in containers.iterdir()) if containers.is_dir() else []
-        print("\n".join(found))
+        show("\n".join(found))
     elif command == "inspect":
         label = json.loads((containers / words[0] / "options.json").read_text())["label"][0]
-        print(label.partition("=")[2])
+        show(label.partition("=")[2])
 
 
 if __name__ == "__main__":

@@ -10,20 +10,20 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.environments.task_folders.test_environment import ANSWER, EXAMPLES, run_episode
 
 from kapelle.environments.sandbox import docker
-from kapelle.environments.task_folders.attempt import PROVIDERS, built
+from kapelle.environments.task_folders.attempt import PROVIDERS, _built, built
 from kapelle.environments.task_folders.coding_agent import CodingAgent
 from kapelle.environments.task_folders.containers import _unpacked
 from kapelle.environments.task_folders.environment import TaskFolders
 from kapelle.environments.task_folders.provider import WorkspaceClosed
 from kapelle.errors import ConfigError, DataError, EpisodeError, SandboxError
-from tests.environments.task_folders.test_environment import ANSWER, EXAMPLES, run_episode
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 PODMAN = pytest.mark.parametrize("engine", ["podman"], indirect=True)
@@ -48,7 +48,9 @@ class FakeEngine:
 
 
 @pytest.fixture(params=["podman", "docker"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+def engine(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeEngine]:
     """Put a fake engine at the beginning of the search path."""
     state, program = tmp_path / "engine", tmp_path / "bin" / request.param
     state.mkdir()
@@ -60,8 +62,8 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("FAKE_ENGINE", str(state))
     docker.engine_problem.cache_clear()
     docker.remove_left_behind.cache_clear()
-    request.addfinalizer(docker.engine_problem.cache_clear)
-    return FakeEngine(request.param, state)
+    yield FakeEngine(request.param, state)
+    docker.engine_problem.cache_clear()
 
 
 @pytest.fixture
@@ -84,9 +86,10 @@ def task(tmp_path: Path, engine: FakeEngine) -> Callable[..., TaskFolders]:
 
 
 def test_the_solution_gives_reward_1_in_an_image_that_is_built_once(engine: FakeEngine) -> None:
+    made = TaskFolders.model_validate({"path": str(EXAMPLES), "sandbox": engine.name})
+    made.check(["solver"])
     for _ in range(2):
-        made = TaskFolders.model_validate({"path": str(EXAMPLES), "sandbox": engine.name})
-        made.check(["solver"])
+        _built.clear()  # as in another process
         folders = {folder.name: folder for split in ("train", "test") for folder in made.folders(split)}
         solution = folders["mean"].solution
         assert solution is not None
@@ -137,12 +140,12 @@ def test_a_task_needs_only_the_name_of_an_image(engine: FakeEngine, task: Callab
         "[ -f x ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n",
         {"task.toml": toml, "environment/Dockerfile": None},
     )
-    with pytest.raises(EpisodeError, match="pull the image of the task mine: Error: .*manifest unknown"):
+    with pytest.raises(EpisodeError, match=r"pull the image of the task mine: Error: .*manifest unknown"):
         run_episode(made, "mine", ["touch x"])
     (engine.state / "registry/some:1/srv/work").mkdir(parents=True)
     read, ended = run_episode(made, "mine", ["pwd", "touch x"])
     assert (read[0], ended.rewards) == ("/srv/work", {"solver": 1.0})
-    with pytest.raises(DataError, match="or run the image with `environment.sandbox: podman`"):
+    with pytest.raises(DataError, match=r"or run the image with `environment.sandbox: podman`"):
         made.model_copy(update={"sandbox": "bubblewrap"}).folders("train")
 
 
@@ -177,7 +180,7 @@ def test_a_missing_engine_is_named_with_what_to_install(monkeypatch: pytest.Monk
     docker.engine_problem.cache_clear()
     for name, install in (("podman", "apt-get install podman"), ("docker", "docs.docker.com")):
         made = TaskFolders.model_validate({"path": str(EXAMPLES), "sandbox": name})
-        with pytest.raises(SandboxError, match=f"`{name}` is not installed; .*{install}") as raised:
+        with pytest.raises(SandboxError, match=rf"`{name}` is not installed; .*{install}") as raised:
             made.check(["solver"])
         assert "\n" not in str(raised.value)
     docker.engine_problem.cache_clear()
@@ -185,7 +188,7 @@ def test_a_missing_engine_is_named_with_what_to_install(monkeypatch: pytest.Monk
 
 def test_a_coding_agent_names_the_sandbox_that_it_needs() -> None:
     made = CodingAgent.model_validate({"path": str(EXAMPLES), "command": ["a"], "sandbox": "podman"})
-    with pytest.raises(ConfigError, match="a coding agent runs only in `bubblewrap`"):
+    with pytest.raises(ConfigError, match=r"a coding agent runs only in `bubblewrap`"):
         made.check(["solver"])
 
 
@@ -218,12 +221,12 @@ def test_a_container_that_ends_gives_reward_0_and_a_failed_engine_does_not(
     [name] = engine.containers()
     os.kill(int((engine.state / "containers" / name / "pid").read_text()), signal.SIGKILL)
     box._client.wait()  # type: ignore[attr-defined]
-    with pytest.raises(WorkspaceClosed, match="the container has ended"):
+    with pytest.raises(WorkspaceClosed, match=r"the container has ended"):
         box.run(["true"], "/app", {}, 5.0, 100)
     (engine.state / "broken").touch()
-    with pytest.raises(SandboxError, match=f"{engine.name} has failed: Error: Cannot connect to the engine"):
+    with pytest.raises(SandboxError, match=rf"{engine.name} has failed: Error: Cannot connect to the engine"):
         box.run(["true"], "/app", {}, 5.0, 100)
-    with pytest.raises(SandboxError, match="could not start a container: Error: Cannot connect"):
+    with pytest.raises(SandboxError, match=r"could not start a container: Error: Cannot connect"):
         place.start(start.task, made.room(), tests=False)
     (engine.state / "broken").unlink()
     box.stop()
@@ -232,7 +235,7 @@ def test_a_container_that_ends_gives_reward_0_and_a_failed_engine_does_not(
 
 CHILD = """
 import sys, time
-from kapelle.environments.task_folders.attempt import PROVIDERS, built
+from kapelle.environments.task_folders.attempt import PROVIDERS, _built, built
 from kapelle.environments.task_folders.environment import TaskFolders
 made = TaskFolders(path=sys.argv[1], sandbox=sys.argv[2])
 start = built(made.folders("test")[0], made.room())
@@ -358,5 +361,5 @@ def test_the_agents_code_cannot_change_the_tests(task: Callable[..., TaskFolders
 
 @pytest.mark.parametrize("packed", [b"no archive" * 200, b"\xff" * 4096, b"x\0" * 2048])
 def test_a_forged_archive_is_no_error_of_kapelle(packed: bytes) -> None:
-    with pytest.raises(WorkspaceClosed, match="its files could not be read"):
+    with pytest.raises(WorkspaceClosed, match=r"its files could not be read"):
         _unpacked(packed, ["/app"], 100, 10)
