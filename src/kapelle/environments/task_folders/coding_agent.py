@@ -30,8 +30,10 @@ from kapelle.environment import (
 from kapelle.environments.external import SERVER, External, ExternalState, WaitingEpisode, board_of
 from kapelle.environments.grading.text.tool_call import Form
 from kapelle.environments.programs.processes import SHOWN
-from kapelle.environments.task_folders.attempt import INSTRUCTION, PORT, Room, Workplace, WorkspaceClosed
+from kapelle.environments.task_folders.attempt import Workplace
+from kapelle.environments.task_folders.bubblewrapped import INSTRUCTION, PORT
 from kapelle.environments.task_folders.environment import FolderSettings, finish, verdict_info
+from kapelle.environments.task_folders.provider import Room, WorkspaceClosed
 from kapelle.environments.taught import WithTeacher
 from kapelle.errors import ConfigError, EpisodeError, SandboxError
 from kapelle.runtime.plugins import find_object
@@ -92,6 +94,11 @@ class CodingAgent(FolderSettings, WithTeacher, DrivenByPrograms, Scripted):
         Raises DataError, ConfigError or SandboxError if a task, a setting or the sandbox cannot be used on this machine.
         """
         self._server().check(agents)
+        if self.sandbox != "bubblewrap":
+            raise ConfigError(
+                f"`environment.sandbox` is `{self.sandbox}`, but a coding agent runs only in `bubblewrap`. Remove the setting, or use the "
+                "environment `task_folders`."
+            )
         own = (
             "OPENAI_BASE_URL",
             "OPENAI_API_BASE",

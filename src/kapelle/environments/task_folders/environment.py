@@ -16,17 +16,9 @@ from kapelle.environment import Outcome, Reads, Reporting, Scripted
 from kapelle.environments.base import BaseState
 from kapelle.environments.grading.text.tool_call import ReadCall, write_calls
 from kapelle.environments.questions import require_agents
-from kapelle.environments.sandbox.pool import backend, require
-from kapelle.environments.task_folders.attempt import (
-    Room,
-    TaskRunResult,
-    Workplace,
-    WorkspaceClosed,
-    built,
-    check_room,
-    grade,
-)
+from kapelle.environments.task_folders.attempt import PROVIDERS, TaskRunResult, Workplace, built, grade
 from kapelle.environments.task_folders.forms import RunLines, Runner, TaskFolder, read_task, task_folders
+from kapelle.environments.task_folders.provider import Room, WorkspaceClosed
 from kapelle.environments.tool_questions import CallSettings, ToolsState
 from kapelle.environments.tools.contract import Tool, Toolbox, ToolFault, one_text
 from kapelle.errors import ConfigError, DataError, EpisodeError, SandboxError
@@ -47,18 +39,22 @@ class FolderSettings(Settings, Reads, Reporting):
     test_path: str | None = None
     """Path of a separate folder with the test tasks. With null, every fifth task of `path` is held out for testing, selected by
     a hash of the name of the task."""
+    sandbox: Literal["bubblewrap", "podman", "docker"] = "bubblewrap"
+    """Where tasks run. With `bubblewrap`, tasks use the programs of this machine. With `podman` or `docker`, each task runs in
+    containers of its image, which the engine builds or pulls."""
     tests: Runner = "script"
     """How the tests of a task are run. `script` runs the test script of the task. `pytest` runs the files `test_….py` of the
     task; all of their tests must pass."""
     run_lines: RunLines = "refuse"
     """How RUN lines of a Dockerfile are handled. With `refuse`, a RUN line raises an error. With `skip`, RUN lines are skipped.
     With `run`, RUN lines run in the sandbox without network access and without root permissions. `kapelle validate` lists
-    the lines that were skipped or failed."""
+    the lines that were skipped or failed. Images of `podman` and `docker` include all RUN lines."""
     unplayable: Literal["refuse", "leave_out"] = "refuse"
     """How unsupported tasks are handled. With `refuse`, an unsupported task stops the run before it begins. With `leave_out`,
     the task is excluded and reported."""
     packages: tuple[str, ...] = ("pytest",)
-    """Installed Python packages that are available in the sandbox, together with their dependencies."""
+    """Installed Python packages that are available in the sandbox, together with their dependencies. The sandboxes `podman` and
+    `docker` have the packages of their image instead."""
     memory_mb: Annotated[int, FROM_HERE_ON] = Field(default=1024, ge=64)
     """Maximum memory in mebibytes for all programs and files of an episode. A task may set a lower limit."""
     disk_mb: Annotated[int, FROM_HERE_ON] = Field(default=128, ge=1)
@@ -76,7 +72,9 @@ class FolderSettings(Settings, Reads, Reporting):
 
     def room(self) -> Room:
         """Return the limits and contents of the sandbox."""
-        return Room(self.memory_mb, self.disk_mb, self.left_mb, self.processes, self.packages)
+        return Room(
+            self.memory_mb, self.disk_mb, self.left_mb, self.processes, self.packages, sandbox=self.sandbox
+        )
 
     def folders(self, split: Split) -> tuple[TaskFolder, ...]:
         """Return the tasks of a split; raise DataError for an invalid or unsupported task."""
@@ -84,7 +82,8 @@ class FolderSettings(Settings, Reads, Reporting):
 
     def _split(self, split: Split) -> FolderSplit:
         leave_out = self.unplayable == "leave_out"
-        return _splits(self.path, self.test_path, self.tests, self.run_lines, leave_out)[split]
+        images = self.sandbox != "bubblewrap"
+        return _splits(self.path, self.test_path, self.tests, self.run_lines, leave_out, images)[split]
 
     def skipped(self) -> Mapping[Split, str]:
         """Return the number of excluded folders of each split and the reason why the first folder is excluded."""
@@ -114,8 +113,7 @@ class FolderSettings(Settings, Reads, Reporting):
                     f"`environment.path` ({self.path}) has too few tasks for a test split. Add tasks, or set `environment.test_path` to a "
                     f"folder of test tasks.{f' Excluded: {why}' if why else ''}"
                 )
-        require(backend("bubblewrap"))
-        check_room(room)
+        PROVIDERS[self.sandbox].check(room)
 
     def contents(self) -> Mapping[str, str]:
         """Return a mapping from the path of each task folder to a hash of the task."""
@@ -133,7 +131,12 @@ class FolderSettings(Settings, Reads, Reporting):
             f"({', '.join(benchmarks[:3])}). Move them to the folder `environment.test_path`."
         )
         every = (*self.folders("train"), *self.folders("test"))
-        failed = [(folder.name, line) for folder in every for line in built(folder, self.room()).failed]
+        failed = [
+            (folder.name, line)
+            for folder in every
+            if folder.run
+            for line in built(folder, self.room()).failed
+        ]
         return [
             *[message] * bool(benchmarks),
             *(
@@ -159,13 +162,13 @@ class FolderSplit:
 
 @cache
 def _splits(
-    path: str, test_path: str | None, tests: Runner, run_lines: RunLines, leave_out: bool
+    path: str, test_path: str | None, tests: Runner, run_lines: RunLines, leave_out: bool, images: bool
 ) -> Mapping[Split, FolderSplit]:
     def read(places: Sequence[Path]) -> FolderSplit:
         tasks, why = [], []
         for place in places:
             try:
-                tasks.append(read_task(place, tests, run_lines))
+                tasks.append(read_task(place, tests, run_lines, images=images))
             except DataError as error:
                 if not leave_out:
                     raise DataError(

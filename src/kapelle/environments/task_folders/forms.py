@@ -6,8 +6,9 @@
     tests/test.sh → reward.txt or json  run-tests.sh, tests/ → pytest's summary
     solution/solve.sh                   solution.sh
 
-No image is built. A Dockerfile provides the files, working directories and variables, and the system is that of the host. If a
-task requires anything else, an error names the line.
+By default, no image is built: a Dockerfile provides the files, working directories and variables, and the system is that of the
+host. If a task requires anything else, an error names the line. With `images`, a Dockerfile is not interpreted, because a
+container engine builds the image.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from kapelle.errors import DataError
+from kapelle.errors import DataError, SandboxError
 from kapelle.settings.overlays import parse_yaml
 
 TESTS = "/tests"
@@ -37,6 +38,8 @@ _CLOSED = frozenset([
     "box", "kapelle", "logs", "oracle", "solution", "tests", "tmp",
 ])  # fmt: skip
 """Top-level folders that a task cannot use, because they belong to the system, the sandbox or the tests."""
+_RESERVED = frozenset(["dev", "proc", "sys", "kapelle", "logs", "oracle", "solution", "tests", "tmp"])
+"""Top-level folders that cannot contain the working directory or a volume of an image."""
 _DOWNLOADS = re.compile(
     r"\b(?:apt(?:-get)?\s+(?:-\S+\s+)*install|apk\s+add|(?:yum|dnf)\s+install|pip3?\s+install|npm\s+(?:i|ci|install)\b|git\s+clone|"
     r"uvx?\s+\S|conda\s+install|(?:curl|wget)\s[^|;&]*https?://(?!localhost|127\.))"
@@ -70,6 +73,18 @@ class RunLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """The image of a task, which a container engine builds or pulls."""
+
+    name: str | None
+    """Name of an existing image, or the id of the image after it was built. With None, `context` is built."""
+    context: tuple[FolderFile, ...] = ()
+    """The folder of the Dockerfile, without tests and solutions."""
+    build_s: float = 1800.0
+    """Maximum time in seconds to build or pull the image."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskFolder:
     """A task that was read from a task folder."""
 
@@ -100,6 +115,8 @@ class TaskFolder:
     """RUN lines of the Dockerfile that are skipped (`run_lines: skip`)."""
     run: tuple[RunLine, ...] = ()
     """RUN lines of the Dockerfile that are run before the first agent starts (`run_lines: run`)."""
+    image: Image | None = None
+    """The image of the task, or None if the task uses the programs of the host."""
     benchmark: bool = False
     """Whether the files of the task are marked as part of a benchmark, on which models must not be trained."""
 
@@ -128,16 +145,19 @@ def _is_task(folder: Path) -> bool:
     return (folder / "task.toml").is_file() or (folder / "task.yaml").is_file()
 
 
-def read_task(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
-    """Read one task folder; raise DataError with the file and line of anything invalid or unsupported."""
+def read_task(folder: Path, runner: Runner, run_lines: RunLines, *, images: bool = False) -> TaskFolder:
+    """Read one task folder, with its image if `images` is set.
+
+    Raises DataError with the file and line of anything invalid or unsupported.
+    """
     read = _harbor if (folder / "task.toml").is_file() else _terminal_bench
-    return read(folder, runner, run_lines)
+    return read(folder, runner, run_lines, images)
 
 
 # -------- The two formats
 
 
-def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
+def _harbor(folder: Path, runner: Runner, run_lines: RunLines, images: bool) -> TaskFolder:
     where = folder / "task.toml"
     try:
         settings: dict[str, Any] = tomllib.loads(_text(where))
@@ -167,13 +187,18 @@ def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
         raise _unsupported(
             folder / "tests" / "Dockerfile", "an image for the tests", "kapelle does not build images"
         )
-    dockerfile = place / "Dockerfile"
-    if not dockerfile.is_file():
+    dockerfile, named = place / "Dockerfile", environment.get("docker_image")
+    if not dockerfile.is_file() and not (images and named):
         raise DataError(
-            f"{dockerfile} is missing, so the files of the task's image ({environment.get('docker_image', 'unnamed')}) are unknown. "
-            "Add a Dockerfile that copies them."
+            f"{dockerfile} is missing, so the files of the task's image ({named or 'unnamed'}) are unknown. "
+            "Add a Dockerfile that copies them, or run the image with `environment.sandbox: podman` or `docker`."
         )
-    image = _read_dockerfile(dockerfile, place, frozenset(), run_lines)
+    build_s = _seconds(environment, "build_timeout_sec", 1800.0, where)
+    image = (
+        _of_image(place, frozenset(), named, build_s)
+        if images
+        else _read_dockerfile(dockerfile, place, frozenset(), run_lines)
+    )
     tests = _tests(folder / "tests")
     script = folder / "tests" / "test.sh"
     if runner == "script" and not script.is_file():
@@ -198,7 +223,7 @@ def _harbor(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
     )
 
 
-def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFolder:
+def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines, images: bool) -> TaskFolder:
     where = folder / "task.yaml"
     try:
         settings = parse_yaml(_text(where))
@@ -223,7 +248,11 @@ def _terminal_bench(folder: Path, runner: Runner, run_lines: RunLines) -> TaskFo
     hidden = frozenset([
         "tests", "run-tests.sh", "solution.sh", "solution.yaml", "solution", "task.yaml", "docker-compose.yaml",
     ])  # fmt: skip
-    image = _read_dockerfile(folder / "Dockerfile", folder, hidden, run_lines)
+    image = (
+        _of_image(folder, hidden, None, 1800.0)
+        if images
+        else _read_dockerfile(folder / "Dockerfile", folder, hidden, run_lines)
+    )
     tests = _tests(folder / "tests")
     script = folder / "run-tests.sh"
     if script.is_file() and runner == "script":
@@ -275,7 +304,8 @@ def _task(
         raise DataError(
             f"{folder / 'tests'} has no test for pytest. Add a function `test_…` to a file `test_….py`."
         )
-    roots = {f"/{path.split('/')[1]}" for path in (image.workdir, *(file.path for file in image.files))}
+    paths = (*(file.path for file in image.files), *((image.workdir,) if image.image is None else ()))
+    roots = {f"/{path.split('/')[1]}" for path in paths}
     named = (instruction, *(f"{line.command}/" for line in image.run))
     roots |= {f"/{name}" for text in named for name in _NAMED.findall(text) if name not in _CLOSED}
     marked = (
@@ -298,6 +328,7 @@ def _task(
         names if summary else (),
         tuple(image.without),
         tuple(image.run),
+        image.image,
         any(_CANARY in each.read_bytes() for each in marked if each.is_file()),
     )
 
@@ -362,6 +393,38 @@ class _Image:
     env: dict[str, str] = field(default_factory=dict)
     without: list[str] = field(default_factory=list)
     run: list[RunLine] = field(default_factory=list)
+    image: Image | None = None
+
+
+def _of_image(folder: Path, hidden: frozenset[str], name: object, build_s: float) -> _Image:
+    """Return an image to pull, or to build from a folder without the files in `hidden`; its engine knows its files."""
+    if name:
+        return _Image(image=Image(str(name), build_s=build_s))
+    if not (folder / "Dockerfile").is_file():
+        raise DataError(
+            f"{folder / 'Dockerfile'} is missing. Add a Dockerfile, because the task needs an image."
+        )
+    context = tuple(FolderFile(path, mode, content) for path, mode, content in _files_below(folder, hidden))
+    return _Image(image=Image(None, context, build_s))
+
+
+def located(task: TaskFolder, image: Image, workdir: str, volumes: Sequence[str]) -> TaskFolder:
+    """Return a task with its image, in which the working directory and the volumes of the image are writable.
+
+    Raises SandboxError if the image uses a folder of the system or the tests for its work.
+    """
+    workdir = posixpath.normpath(f"/{workdir}").replace("//", "/")
+    workdir = "/app" if workdir == "/" else workdir
+    folders = set(task.folders)
+    for place in (workdir, *map(posixpath.normpath, volumes)):
+        top = place.split("/")[1]
+        if top in _RESERVED or (top in _CLOSED and place.count("/") < 2):
+            raise SandboxError(
+                f"The image of the task {task.name} works in {place}, which belongs to the system or the tests. Use a folder such as "
+                "/app or /workspace."
+            )
+        folders.add(place if top in _CLOSED else f"/{top}")
+    return replace(task, image=image, workdir=workdir, folders=tuple(sorted(folders)))
 
 
 _IGNORED = frozenset([
@@ -402,8 +465,9 @@ def _read_dockerfile(path: Path, context: Path, hidden: frozenset[str], run_line
             image.files += _copied(line, _filled(rest, variables), image, context, hidden)
         elif keyword == "RUN" and run_lines == "refuse":
             raise DataError(
-                f"{line} {rest[:60]} changes the image, but kapelle does not build images. Set `environment.run_lines: run` to run "
-                "such lines in the sandbox, without network access or root privileges, or `skip` to skip them."
+                f"{line} {rest[:60]} changes the image, but the sandbox `bubblewrap` does not build images. Set `environment.run_lines: run` to run "
+                "such lines in the sandbox, without network access or root privileges, `skip` to skip them, or `environment.sandbox: "
+                "podman` (or `docker`) to build the image."
             )
         elif keyword == "RUN" and run_lines == "run":
             image.run.append(RunLine(rest, image.workdir, len(image.files)))
