@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kapelle.engines.rollout.local.engine import LocalEngine
-from kapelle.engines.rollout.protocol import Completion, Request
+from kapelle.engines.rollout.protocol import Request
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.weights import read_adapter
 from kapelle.runtime.randomness import derive_seed
@@ -22,7 +22,8 @@ BASE = "base"
 """The policy of the bare base model."""
 NOTHING = Task("", "")
 
-Sequence_ = tuple[list[int], list[float], bool]
+Sampled = tuple[list[int], list[float], bool]
+"""The tokens of a sequence, their log-probs in nats, and whether the sequence stopped before its limit."""
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class Samplers:
         ends: frozenset[int],
         seed: int,
         count: int,
-    ) -> list[Sequence_]:
+    ) -> list[Sampled]:
         """Return the tokens, their log-probs and whether they stopped, for `count` sequences. The token ids `ends` end a sequence."""
         one = (
             self._one(adapter or BASE, tuple(prompt), sampling, ends, derive_seed(seed, k))
@@ -108,7 +109,7 @@ class Samplers:
 
     async def _one(
         self, policy: str, prompt: tuple[int, ...], sampling: Sampling, ends: frozenset[int], seed: int
-    ) -> Sequence_:
+    ) -> Sampled:
         request = Request(policy, "", (), prompt, sampling, seed, NOTHING)
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -120,22 +121,23 @@ class Samplers:
             if not ends.isdisjoint(ids):
                 ended.set()
 
-        work = asyncio.ensure_future(self.engine.stream(request, listen if ends else None))
-        if ends:
-            # The engine knows no further end tokens: a row that has sampled one is cancelled.
-            waiting = asyncio.ensure_future(ended.wait())
-            try:
-                await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waiting.cancel()
-                if not work.done():
-                    work.cancel()
         stopped = True
-        if not work.cancelled() and work.done():
-            completion: Completion = work.result()
-            tokens, logprobs = list(completion.ids), list(completion.logprobs)
-            stopped = completion.finish_reason == "stop"
+        if not ends:
+            completion = await self.engine.generate(request)
+            return list(completion.ids), list(completion.logprobs), completion.finish_reason == "stop"
+        # The engine knows no further end tokens, so a row that has sampled one is cancelled.
+        work = asyncio.ensure_future(self.engine.stream(request, listen))
+        waiting = asyncio.ensure_future(ended.wait())
+        try:
+            await asyncio.wait((work, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                completion = work.result()
+                tokens, logprobs = list(completion.ids), list(completion.logprobs)
+                stopped = completion.finish_reason == "stop"
+        finally:
+            waiting.cancel()
+            work.cancel()
         end = next((k for k, token in enumerate(tokens) if token in ends), None)
-        if end is None:
-            return tokens, logprobs, stopped
-        return tokens[: end + 1], logprobs[: end + 1], True
+        return (
+            (tokens, logprobs, stopped) if end is None else (tokens[: end + 1], logprobs[: end + 1], True)
+        )
