@@ -48,7 +48,7 @@ class Client:
             "seq_id": 0,
             "num_samples": SAMPLES,
             "prompt": {"chunks": [{"tokens": self._prompt, "type": "encoded_text"}]},
-            "sampling_params": {"max_tokens": COMPLETION, "seed": 1, "stop": []},
+            "sampling_params": {"max_tokens": COMPLETION, "seed": 1},
         }
         found = wire.SampleResponse.FromString(self._result(self._call("asample", body)))
         request = wire.ForwardBackwardRequest(
@@ -58,7 +58,7 @@ class Client:
             text = np.concatenate([self._prompt, np.frombuffer(each.tokens, "<i4")]).astype("<i8")
             zeros = np.zeros(PROMPT - 1, "<f4")
             behaviour = np.concatenate([zeros, np.frombuffer(each.logprobs, "<f4")])
-            advantages = np.concatenate([zeros, np.full(COMPLETION, number - 1.5, "<f4")])
+            advantages = np.concatenate([zeros, np.full(len(text) - PROMPT, number - 1.5, "<f4")])
             datum = request.data.add()
             datum.model_input.add().encoded_text.tokens = text[:-1].astype("<i4").tobytes()
             for name, values, dtype in (
@@ -88,7 +88,9 @@ class Client:
         return content if "protobuf" in answer.headers["content-type"] else json.loads(content)
 
     def _result(self, begun: dict[str, Any]) -> Any:
-        return self._call("retrieve_future", {"request_id": begun["request_id"]})
+        found = self._call("retrieve_future", {"request_id": begun["request_id"]})
+        assert isinstance(found, bytes) or "error" not in found, found
+        return found
 
 
 def run() -> dict[str, Any]:

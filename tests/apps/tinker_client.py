@@ -6,7 +6,6 @@ The argument TOKENS lists the token ids of the ten digits, which are all that th
 from __future__ import annotations
 
 import json
-import random
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,9 @@ import tinker
 from tinker import types
 
 DIGITS: list[int] = json.loads(sys.argv[2])
+SUMS = [([DIGITS[a], DIGITS[b]], DIGITS[a + b]) for a in range(2) for b in range(3)]
+"""Pairs of numbers, and their sums."""
+ADAM = types.AdamParams(learning_rate=0.03, beta2=0.95, eps=1e-8, grad_clip_norm=50.0)
 ONE = types.SamplingParams(max_tokens=1)
 
 
@@ -28,13 +30,13 @@ def datum(text: Sequence[int], **inputs: Any) -> types.Datum:
     )
 
 
-def warm(client: Any, prompts: Sequence[list[int]], steps: int) -> list[float]:
-    """Teach a model to answer every prompt with a random digit, and return the losses per example."""
+def supervise(client: Any, texts: Sequence[list[int]], steps: int) -> list[float]:
+    """Teach a model the last token of each text, and return the losses per text."""
     losses = []
+    data = [datum(text, weights=1.0) for text in texts]
     for _ in range(steps):
-        data = [datum([*prompt, random.choice(DIGITS)], weights=1.0) for prompt in prompts for _ in range(4)]
         passes = client.forward_backward(data, "cross_entropy")
-        step = client.optim_step(types.AdamParams(learning_rate=0.02, beta2=0.95, eps=1e-8))
+        step = client.optim_step(ADAM)
         losses.append(passes.result().metrics["loss:sum"] / len(data))
         step.result()
     return losses
@@ -47,31 +49,30 @@ def reinforce(client: Any, samples: Sequence[tuple[list[int], Any, float]]) -> N
         for prompt, each, advantage in samples
     ]
     passes = client.forward_backward(data, "importance_sampling")
-    step = client.optim_step(
-        types.AdamParams(learning_rate=0.02, beta2=0.95, eps=1e-8, grad_clip_norm=50.0)
-    )
+    step = client.optim_step(ADAM)
     passes.result()
     step.result()
 
 
 def arithmetic(client: Any, steps: int) -> list[float]:
     """Train a model to add two numbers, and return the mean rewards."""
-    tasks = [([DIGITS[a], DIGITS[b]], DIGITS[a + b]) for a in range(3) for b in range(3)]
     rewards = []
     for _ in range(steps):
         sampler = client.save_weights_and_get_sampling_client().result()
         begun = [
             sampler.sample(types.ModelInput.from_ints(prompt), num_samples=16, sampling_params=ONE)
-            for prompt, _ in tasks
+            for prompt, _ in SUMS
         ]
         samples, total = [], 0.0
-        for (prompt, answer), future in zip(tasks, begun, strict=True):
+        for (prompt, answer), future in zip(SUMS, begun, strict=True):
             group = future.result().sequences
             correct = [float(each.tokens[0] == answer) for each in group]
             mean = sum(correct) / len(group)
             total += mean
-            samples += [(prompt, each, each_correct - mean) for each, each_correct in zip(group, correct)]
-        rewards.append(total / len(tasks))
+            samples += [
+                (prompt, each, each_correct - mean) for each, each_correct in zip(group, correct, strict=True)
+            ]
+        rewards.append(total / len(SUMS))
         reinforce(client, samples)
     return rewards
 
@@ -102,7 +103,6 @@ def self_play(clients: Sequence[Any], steps: int) -> list[float]:
 
 def main() -> None:
     """Train three models of two sessions, save and load a state, and print what happened."""
-    random.seed(0)
     service = tinker.ServiceClient(base_url=sys.argv[1])
     capabilities = tinker.RestClient(base_url=sys.argv[1]).get_server_capabilities().result()
     base = capabilities.supported_models[0].model_name
@@ -110,30 +110,30 @@ def main() -> None:
         each.result()
         for each in [service.create_lora_training_client(base_model=base, rank=8, seed=k) for k in range(3)]
     ]
-    prompts = [[DIGITS[a], DIGITS[b]] for a in range(3) for b in range(3)]
-    found: dict[str, Any] = {"losses": warm(adder, prompts, 30), "rank": adder.get_info().lora_rank}
-    found["rewards"] = arithmetic(adder, 25)
+    found: dict[str, Any] = {"rank": adder.get_info().lora_rank}
+    found["losses"] = supervise(adder, [[*prompt, answer] for prompt, answer in SUMS], 6)
+    found["rewards"] = arithmetic(adder, 15)
     for client in (one, two):
-        warm(client, [[DIGITS[0], DIGITS[9]]] * 4, 20)
-    found["bids"] = self_play((one, two), 15)
+        supervise(client, [[DIGITS[0], DIGITS[9], DIGITS[bid]] for bid in (1, 2)], 8)
+    found["bids"] = self_play((one, two), 8)
     # A state continues exactly, with the moments of the optimiser.
     state = one.save_state("end").result()
     copy = service.create_training_client_from_state_with_optimizer(state.path).result()
     found["continued"] = []
     for client in (one, copy):
-        warm_data = [datum([DIGITS[0], DIGITS[9], DIGITS[3]], weights=1.0)]
-        passes = client.forward_backward(warm_data, "cross_entropy")
+        data = [datum([DIGITS[0], DIGITS[9], DIGITS[3]], weights=1.0)]
+        passes = client.forward_backward(data, "cross_entropy")
         client.optim_step(types.AdamParams(learning_rate=0.01)).result()
         passes.result()
-        output = client.forward(warm_data, "cross_entropy").result()
+        output = client.forward(data, "cross_entropy").result()
         found["continued"].append([float(each) for each in output.loss_fn_outputs[0]["logprobs"].data])
     # The student learns the teacher's tokens from log-probs that the teacher gives to samples of the student.
     teacher = adder.save_weights_and_get_sampling_client().result()
     found["distances"] = []
-    for _ in range(12):
+    for _ in range(8):
         student = one.save_weights_and_get_sampling_client().result()
         samples = []
-        for prompt in prompts:
+        for prompt, _ in SUMS:
             group = (
                 student.sample(types.ModelInput.from_ints(prompt), num_samples=8, sampling_params=ONE)
                 .result()

@@ -85,7 +85,9 @@ class Caller:
                 tensor.dense = np.array(values, "<i8" if whole else "<f4").tobytes()
                 tensor.shape.append(len(values))
         headers = {"x-api-key": self.key, "content-type": "application/x-protobuf"}
-        found = self.web.post("/api/v1/forward_backward", content=request.SerializeToString(), headers=headers)
+        found = self.web.post(
+            "/api/v1/forward_backward", content=request.SerializeToString(), headers=headers
+        )
         assert found.status_code == status, found.text
         return found.json()
 

@@ -68,9 +68,7 @@ class Reference:
 
     def weights(self) -> dict[str, Tensor]:
         return {
-            key.replace(".default", ""): each
-            for key, each in self.model.named_parameters()
-            if "lora_" in key
+            key.replace(".default", ""): each for key, each in self.model.named_parameters() if "lora_" in key
         }
 
 
@@ -229,9 +227,9 @@ def test_samples_are_those_of_the_saved_weights(server: TinkerServer, callers: C
     for _ in range(3):
         ann.begin_passes(model, [supervised(TEXT)])
         ann.step(model, learning_rate=0.05)
-    sampler = ann.save(
-        model, None, "save_weights_for_sampler", sampling_session_seq_id=5, kind="snapshot"
-    )["sampling_session_id"]
+    sampler = ann.save(model, None, "save_weights_for_sampler", sampling_session_seq_id=5, kind="snapshot")[
+        "sampling_session_id"
+    ]
     greedy = {"temperature": 0.0, "max_tokens": 6}
     begun = [ann.begin_samples(sampler, TEXT[:2], **greedy)]
     begun.append(bob.begin_samples(bob.sampler(None), TEXT[:2], **greedy))  # both in one batch

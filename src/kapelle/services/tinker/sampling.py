@@ -138,6 +138,4 @@ class Samplers:
             waiting.cancel()
             work.cancel()
         end = next((k for k, token in enumerate(tokens) if token in ends), None)
-        return (
-            (tokens, logprobs, stopped) if end is None else (tokens[: end + 1], logprobs[: end + 1], True)
-        )
+        return (tokens, logprobs, stopped) if end is None else (tokens[: end + 1], logprobs[: end + 1], True)
