@@ -154,7 +154,7 @@ def main() -> None:
     except tinker.APIStatusError as error:
         found["error"] = str(error)
     service.close("success").result()
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 main()

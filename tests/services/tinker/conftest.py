@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -129,7 +128,9 @@ class Caller:
 
     def samples(self, begun: Json) -> wire.SampleResponse:
         """Return samples."""
-        return wire.SampleResponse.FromString(self.result({"request_id": begun["request_id"]}))
+        answer = wire.SampleResponse()
+        answer.ParseFromString(self.result({"request_id": begun["request_id"]}))
+        return answer
 
 
 SETTINGS = ("max_tokens", "temperature", "seed", "stop", "top_k", "top_p")

@@ -24,22 +24,22 @@ from kapelle.services.tinker.passes import Example, packs, score
 from kapelle.services.tinker.service import TinkerServer, read_keys
 
 Callers = Mapping[str, Caller]
+Data = tuple[Sequence[int], Mapping[str, Sequence[float]]]
+"""Token ids, and the inputs of the loss."""
 TEXT = [10, 60, 70, 61, 71, 62, 72, 63]
 OTHER = [20, 80, 90, 81, 91, 82]
 ADAM = {"learning_rate": 0.01, "beta1": 0.8, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.1}
 
 
-def example(
-    text: Sequence[int], **inputs: Sequence[float]
-) -> tuple[Sequence[int], Mapping[str, Sequence[float]]]:
+def example(text: Sequence[int], **inputs: Sequence[float]) -> Data:
     return text[:-1], {"target_tokens": text[1:], **inputs}
 
 
-def supervised(text: Sequence[int]) -> tuple[Sequence[int], Mapping[str, Sequence[float]]]:
+def supervised(text: Sequence[int]) -> Data:
     return example(text, weights=[1.0] * (len(text) - 1))
 
 
-def reinforced(text: Sequence[int]) -> tuple[Sequence[int], Mapping[str, Sequence[float]]]:
+def reinforced(text: Sequence[int]) -> Data:
     count = len(text) - 1
     advantages = [(-1.0) ** k * (0.5 + k) for k in range(count)]
     return example(text, logprobs=[-4.0 - 0.5 * k for k in range(count)], advantages=advantages)
@@ -64,7 +64,8 @@ class Reference:
 
     def logps(self, text: Sequence[int]) -> Tensor:
         logits = self.model(input_ids=torch.tensor([text[:-1]])).logits[0]
-        return logits.log_softmax(-1).gather(1, torch.tensor(text[1:])[:, None])[:, 0]
+        found: Tensor = logits.log_softmax(-1).gather(1, torch.tensor(text[1:])[:, None])[:, 0]
+        return found
 
     def weights(self) -> dict[str, Tensor]:
         return {
@@ -291,14 +292,13 @@ def test_clients_see_only_their_own(server: TinkerServer, callers: Callers) -> N
 
 def test_quotas_and_wrong_requests(callers: Callers) -> None:
     ann = callers["ann"]
-    for number in range(3):
-        model = ann.create(number)
+    model = [ann.create(number) for number in range(3)][0]
     body = {"session_id": ann.session, "base_model": "tiny", "lora_config": {"rank": 2}}
     over = ann.result(ann.post("create_model", {**body, "model_seq_id": 3}))
     assert "which is the quota" in over["error"]
     assert over["category"] == "user"
     ann.post("create_model", {**body, "model_seq_id": 4, "base_model": "gpt"}, 400)
-    long = ([5] * 200, {"target_tokens": [5] * 200, "weights": [1.0] * 200})
+    long: Data = ([5] * 200, {"target_tokens": [5] * 200, "weights": [1.0] * 200})
     assert "allows 2000" in ann.begin_passes(model, [long] * 11, status=400)["error"]["message"]
     for data, loss, message in (
         ([supervised(TEXT)], "ppo", "lacks `logprobs`"),
@@ -321,14 +321,14 @@ def test_quotas_and_wrong_requests(callers: Callers) -> None:
 def test_files_of_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# clients\nann tml-aaaaaaaaaaaaaaaa\n\nbob tml-bbbbbbbbbbbbbbbb\n", "utf-8")
-    assert read_keys(file, "0.0.0.0") == KEYS
+    assert read_keys(file, "example.org") == KEYS
     for text in ("ann aaaaaaaaaaaaaaaaaaaa", "ann tml-a\nann tml-b", "ann", "", "a/b tml-aaaaaaaaaaaaaaaa"):
         file.write_text(text, "utf-8")
         with pytest.raises(ConfigError):
             read_keys(file, "127.0.0.1")
     file.write_text("ann tml-short", "utf-8")
     with pytest.raises(ConfigError, match="at least 16"):
-        read_keys(file, "0.0.0.0")
+        read_keys(file, "example.org")
 
 
 def test_a_server_without_keys_separates_clients_by_their_keys(tmp_path: Path) -> None:
