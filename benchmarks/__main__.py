@@ -46,6 +46,7 @@ BENCHMARKS: Mapping[str, str] = {
     "saving": "how long a step waits for its checkpoint, written at once or in the background",
     "serving": "tokens a second through the policy server, against its engine alone; clients that vanish; a drain",
     "reward_server": "requests a second and their delay through the reward server, against its scorer alone",
+    "tinker_clients": "eight clients of the Tinker server at once, against the same work of one after another",
     "gpu": "log-probs, decode steps, conversations, updates and whole steps on a CUDA device (a quarter of an hour)",
     "gpu_counts": "launches, waits, copies and bytes of the same, counted on a GPU's twin, and estimates (ten minutes; g++)",
     "load": "2,048 episodes in flight of which some fail, against the same without faults (half an hour)",

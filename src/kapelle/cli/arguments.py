@@ -400,11 +400,12 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "serve": command(
         "serve a run's team through an OpenAI-compatible chat completions API, its verifier as a scoring server, environments "
-        "to runs on any machine, or one environment to OpenEnv clients",
+        "to runs on any machine, one environment to OpenEnv clients, or a base model to Tinker's clients",
         words(
-            "[policy | reward] RUN | environments | openenv NAME",
+            "[policy | reward] RUN | environments | openenv NAME | tinker MODEL",
             "what to serve (default: policy, the team), and its run directory or exported team; for environments their settings, "
-            "name.key=value; for openenv an environment or recipe, whose settings are environment.key=value",
+            "name.key=value; for openenv an environment or recipe, whose settings are environment.key=value; for tinker a "
+            "folder, a name on the hub or `embedded`, whose settings are model.key=value",
         ),
         option("--print vllm", "print commands by which vLLM serves an exported team", choices=("vllm",)),
         option("--record FOLDER", "record sessions of programs as episodes, once they post a reward"),
@@ -414,7 +415,10 @@ COMMANDS: Mapping[str, Command] = {
             f"how agents call tools: {', '.join(TOOL_FORMS)} (default: as their chat template does, else hermes)",
             choices=TOOL_FORMS,
         ),
-        option("--name NAME", "name by which clients call the team or the verifier (default: the run's)"),
+        option(
+            "--name NAME",
+            "name by which clients call the team, the verifier or the base model (default: its own)",
+        ),
         option("--environments NAMES", "environments: which to serve, as name or name=what, …"),
         option(
             "--workers N",
@@ -427,7 +431,7 @@ COMMANDS: Mapping[str, Command] = {
         ),
         option(
             "--idle S",
-            "seconds without a call before a recorded session may be closed",
+            "seconds without a call before a recorded session or a session of Tinker's client may be closed",
             type=positive,
             default=SESSION_IDLE,
         ),
@@ -437,6 +441,9 @@ COMMANDS: Mapping[str, Command] = {
             type=positive,
             default=30.0,
         ),
+        option("--keys FILE", "tinker: file with a line `NAME KEY` for each client"),
+        option("--adapters N", "tinker: maximum number of adapters of a client", type=whole(1), default=16),
+        option("--folder FOLDER", "tinker: where states and weights are saved", default="tinker"),
         option("--replace NAMES", "environments: replace these on the server at --at"),
         option("--at HOST:PORT", "environments: the server of --replace"),
         option("--certificate FILE", "environments: PEM file for verifying the server at --at"),

@@ -1,4 +1,4 @@
-"""Implements `kapelle serve`, which serves a trained team, a verifier or environments to other programs."""
+"""Implements `kapelle serve`, which serves a trained team, a verifier, environments or a base model to other programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -52,7 +52,7 @@ def file_of(name: str | None) -> Path | None:
     return None if name is None else Path(name)
 
 
-KINDS = ("policy", "reward", "environments", "openenv")
+KINDS = ("policy", "reward", "environments", "openenv", "tinker")
 DRAIN_SECONDS = 600.0
 """Maximum time in seconds for finishing accepted calls after a signal."""
 
@@ -77,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.port = 50_051 if arguments.port is None else arguments.port
         return serve_environment(arguments, settings)
     arguments.port = 8000 if arguments.port is None else arguments.port
+    if len(named) == 2 and named[0] == "tinker":
+        return _tinker(named[1], settings, binding_of(arguments), arguments)
     if len(named) == 2 and named[0] == "openenv":
         return _openenv(named[1], settings, binding_of(arguments))
     if len(named) != 2 or named[0] not in KINDS or settings:
@@ -85,7 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
             hint = f" '{named[0]}' is neither a run nor an exported team.{hint}"
         raise ConfigError(
             "Give what to serve and a run directory: `kapelle serve policy RUN` or `kapelle serve reward (RUN | MODEL)`. Environments "
-            f"need names: `kapelle serve environments --environments NAMES` or `kapelle serve openenv NAME`.{hint}"
+            "need names: `kapelle serve environments --environments NAMES` or `kapelle serve openenv NAME`. A base model for "
+            f"Tinker's clients: `kapelle serve tinker MODEL`.{hint}"
         )
     if arguments.print is not None:
         return _print_vllm(named[0], Path(named[1]), arguments.port)
@@ -193,6 +196,38 @@ def _openenv(name: str, settings: Sequence[str], binding: Binding) -> int:
         serve_openenv(environment, agents, binding),
         lambda server: (
             f"{environment.name} is served to OpenEnv's clients at {server.url}, for {', '.join(agents)}"
+        ),
+    )
+
+
+def _tinker(path: str, settings: Sequence[str], binding: Binding, arguments: argparse.Namespace) -> int:
+    """Serve a base model to the clients of Tinker's protocol."""
+    check_installed("serve", "starlette", "uvicorn", "google.protobuf")
+    from kapelle.services.http import check_free
+    from kapelle.services.tinker.service import TinkerLimits, read_keys, serve_tinker
+    from kapelle.settings.messages import made
+    from kapelle.settings.overlays import merge, parse_setting
+    from kapelle.settings.schema import ModelConfig
+
+    values: dict[str, Any] = {"path": path}
+    for setting in settings:
+        section = parse_setting(setting)
+        if section.keys() != {"model"} or not isinstance(section["model"], dict):
+            raise ConfigError(f"'{setting}' is not a setting of the model. Write model.key=value.")
+        merge(values, section["model"], setting, {})
+    config = made(ModelConfig, values, "model")
+    keys = None if arguments.keys is None else read_keys(Path(arguments.keys), binding.host)
+    check_free(binding)
+    hush()
+    from kapelle.models.language_model import load_language_model
+
+    model = load_language_model(config, trained=False)
+    limits = TinkerLimits(requests=arguments.calls, adapters=arguments.adapters, idle=arguments.idle)
+    name, folder = arguments.name or path, Path(arguments.folder)
+    return until_stopped(
+        serve_tinker(model, name, folder, binding, limits, keys),
+        lambda server: (
+            f"{name} is served to Tinker's clients at {server.url} (TINKER_BASE_URL); weights are saved in {folder}"
         ),
     )
 

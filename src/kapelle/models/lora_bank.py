@@ -115,6 +115,13 @@ class LoraBank:
         assert {key: tuple(p.shape) for key, p in self.parameters(name).items()} == shapes
         self.adapters[name] = lora
 
+    def remove(self, name: str) -> None:
+        """Remove an adapter and free its weights. The adapted layers of the base model stay wrapped."""
+        del self.adapters[name]
+        adapted: list[BankedLinear | BankedExperts] = [*self._layers.values(), *self._experts.values()]
+        for adapters in (layer.adapters for layer in adapted if slot_of(name) in layer.adapters):
+            del adapters[slot_of(name)]
+
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
         """Return the parameters of an adapter under PEFT's names."""
         slot = slot_of(name)

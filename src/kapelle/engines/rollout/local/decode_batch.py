@@ -497,9 +497,13 @@ class Decoder:
         else:
             self._rows = RereadRows(self._model)
 
+    def reads(self, adapter: str | None) -> bool:
+        """Return whether a row in the batch reads the weights of an adapter. Every row reads those of the base model (None)."""
+        return any(adapter in (None, row.job.adapter) for row in (*self.flying, *self.preempted))
+
     def forget(self, adapter: str | None) -> None:
         """Drop the prepared weights and the KV caches of an adapter. None stands for the base model and drops everything."""
-        assert not self.in_flight, "weights change only between rows"
+        assert not self.reads(adapter), "weights change only between rows"
         if adapter is None:
             self.drop()  # also drops rounded weights
         self._prefixes.forget(adapter)

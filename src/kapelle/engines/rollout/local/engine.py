@@ -187,6 +187,22 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         """The names of the policies that the engine can sample from."""
         return tuple(self._loaded)
 
+    def add(self, policy: Policy, model: LanguageModel) -> None:
+        """Add a policy whose adapter was added to one of the engine's models. Requests in flight continue."""
+        queue = next(queue for queue in self.queues if queue.model is model)
+        self._loaded[policy.name] = _LoadedPolicy(queue, policy.name if policy.lora else None)
+
+    def remove(self, policy: str) -> bool:
+        """Remove a policy, and return whether it was removed. A policy stays while a row of the batch or a request needs it."""
+        loaded = self._policy(policy)
+        queue = loaded.queue
+        wanted = any(each.request.policy == policy for each in (*queue.arrived, *queue.waiting))
+        if wanted or queue.decoder.reads(loaded.adapter):
+            return False
+        queue.decoder.forget(loaded.adapter)
+        del self._loaded[policy]
+        return True
+
     @property
     def notes(self) -> Sequence[str]:
         """Notes on chat templates, and on models that are slow because of their attention, their cache or their data type."""
