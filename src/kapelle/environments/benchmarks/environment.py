@@ -148,30 +148,22 @@ class Benchmark(UsesJudges, Graded, Answerable, Reads):
         """Return the rows that contain the problems and the rows that contain the examples."""
         spec, (hub, config, split) = self.definition, self.definition.hub
         place = Path(self.path or hub).expanduser()
-        if place.is_dir():
-            file = _file_in(place, spec.files)
-            if file is None:
-                raise AbsentData(f"The folder '{place}' contains no such file.")
+        shot_split = spec.shot_split if self.shot_count and self.shots_path is None else ""
+        file = _file_in(place, spec.files) if place.is_dir() else place
+        if file is not None and file.is_file():
             problems = read_rows(file, contents)
-            shots = _file_in(place, (spec.shot_split,)) if spec.shot_split and self.shot_count else None
             references = place / "reference_answer" / "gpt-4.jsonl"
             if self.benchmark == "mt_bench" and references.is_file():
                 problems = _with_references(problems, read_rows(references, contents))
-            return problems, problems if shots is None and self.benchmark == "mbpp" else (
-                () if shots is None else read_rows(shots, contents)
-            )
-        if place.is_file():
-            problems = read_rows(place, contents)
-            return problems, problems if self.benchmark == "mbpp" else ()
-        if self.path is not None and (self.path.endswith(SUFFIXES) or self.path.count("/") != 1):
-            raise AbsentData(f"There is no file or folder '{self.path}'.")
-        name = self.path or hub
-        config = config if name == hub else None
-        shots_needed = spec.shot_split and self.shot_count and self.shots_path is None
-        return (
-            hub_rows(name, config, split, contents),
-            hub_rows(name, config, spec.shot_split, contents) if shots_needed else (),
-        )
+            shots = _file_in(place, [shot_split]) if shot_split else None
+            if shots is not None:
+                return problems, read_rows(shots, contents)
+            return problems, problems if self.benchmark == "mbpp" else ()  # one file has all splits of MBPP
+        if place.is_dir() or (self.path or hub).endswith(SUFFIXES) or (self.path or hub).count("/") != 1:
+            raise AbsentData(f"There is no such file at '{place}'.")
+        name, config = self.path or hub, config if self.path in (None, hub) else None
+        others = hub_rows(name, config, shot_split, contents) if shot_split else ()
+        return hub_rows(name, config, split, contents), others
 
     def _checked(self, rows: Sequence[DataRow]) -> Sequence[DataRow]:
         for row in rows:
