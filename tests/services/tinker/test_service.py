@@ -292,7 +292,7 @@ def test_clients_see_only_their_own(server: TinkerServer, callers: Callers) -> N
 
 def test_quotas_and_wrong_requests(callers: Callers) -> None:
     ann = callers["ann"]
-    model = [ann.create(number) for number in range(3)][0]
+    model, *_ = [ann.create(number) for number in range(3)]
     body = {"session_id": ann.session, "base_model": "tiny", "lora_config": {"rank": 2}}
     over = ann.result(ann.post("create_model", {**body, "model_seq_id": 3}))
     assert "which is the quota" in over["error"]
