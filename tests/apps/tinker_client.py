@@ -139,30 +139,14 @@ def main() -> None:
         passes.result()
         output = client.forward(data, "cross_entropy").result()
         found["continued"].append([float(each) for each in output.loss_fn_outputs[0]["logprobs"].data])
-    # The student learns the teacher's tokens from log-probs that the teacher gives to samples of the student.
+    # The student learns from samples of the teacher.
     teacher = adder.save_weights_and_get_sampling_client().result()
-    found["distances"] = []
-    for number in range(8):
-        student = one.save_weights_and_get_sampling_client().result()
-        samples = []
-        for prompt, _ in SUMS:
-            group = (
-                student.sample(
-                    types.ModelInput.from_ints(prompt), num_samples=8, sampling_params=one_token(number)
-                )
-                .result()
-                .sequences
-            )
-            asked = [
-                teacher.compute_logprobs(types.ModelInput.from_ints([*prompt, each.tokens[0]]))
-                for each in group
-            ]
-            samples += [
-                (prompt, each, logps.result()[-1] - each.logprobs[0])
-                for each, logps in zip(group, asked, strict=True)
-            ]
-        found["distances"].append(-sum(advantage for *_, advantage in samples) / len(samples))
-        reinforce(one, samples)
+    begun = [
+        (prompt, teacher.sample(types.ModelInput.from_ints(prompt), 8, one_token(number)))
+        for number, (prompt, _) in enumerate(SUMS)
+    ]
+    texts = [[*prompt, each.tokens[0]] for prompt, future in begun for each in future.result().sequences]
+    found["distances"] = supervise(one, texts, 4)
     try:
         one.forward_backward([datum([1, 2, 3], weights=1.0)], "ppo").result()
     except tinker.APIStatusError as error:
