@@ -16,8 +16,16 @@ from tinker import types
 DIGITS: list[int] = json.loads(sys.argv[2])
 SUMS = [([DIGITS[a], DIGITS[b]], DIGITS[a + b]) for a in range(2) for b in range(3)]
 """Pairs of numbers, and their sums."""
-ADAM = types.AdamParams(learning_rate=0.03, beta2=0.95, eps=1e-8, grad_clip_norm=50.0)
-ONE = types.SamplingParams(max_tokens=1)
+
+
+def adam(rate: float) -> types.AdamParams:
+    """Return the settings of an optimiser step."""
+    return types.AdamParams(learning_rate=rate, beta1=0.8, beta2=0.9, eps=1e-8, grad_clip_norm=50.0)
+
+
+def one_token(seed: int) -> types.SamplingParams:
+    """Return the settings of samples of one token."""
+    return types.SamplingParams(max_tokens=1, seed=seed)
 
 
 def datum(text: Sequence[int], **inputs: Any) -> types.Datum:
@@ -36,7 +44,7 @@ def supervise(client: Any, texts: Sequence[list[int]], steps: int) -> list[float
     data = [datum(text, weights=1.0) for text in texts]
     for _ in range(steps):
         passes = client.forward_backward(data, "cross_entropy")
-        step = client.optim_step(ADAM)
+        step = client.optim_step(adam(0.03))
         losses.append(passes.result().metrics["loss:sum"] / len(data))
         step.result()
     return losses
@@ -49,7 +57,7 @@ def reinforce(client: Any, samples: Sequence[tuple[list[int], Any, float]]) -> N
         for prompt, each, advantage in samples
     ]
     passes = client.forward_backward(data, "importance_sampling")
-    step = client.optim_step(ADAM)
+    step = client.optim_step(adam(0.01))
     passes.result()
     step.result()
 
@@ -57,10 +65,12 @@ def reinforce(client: Any, samples: Sequence[tuple[list[int], Any, float]]) -> N
 def arithmetic(client: Any, steps: int) -> list[float]:
     """Train a model to add two numbers, and return the mean rewards."""
     rewards = []
-    for _ in range(steps):
+    for number in range(steps):
         sampler = client.save_weights_and_get_sampling_client().result()
         begun = [
-            sampler.sample(types.ModelInput.from_ints(prompt), num_samples=16, sampling_params=ONE)
+            sampler.sample(
+                types.ModelInput.from_ints(prompt), num_samples=16, sampling_params=one_token(number)
+            )
             for prompt, _ in SUMS
         ]
         samples, total = [], 0.0
@@ -80,12 +90,14 @@ def arithmetic(client: Any, steps: int) -> list[float]:
 def self_play(clients: Sequence[Any], steps: int) -> list[float]:
     """Train two agents that bid against each other, of whom the higher bid wins, and return the mean bids."""
     prompt, bids = [DIGITS[0], DIGITS[9]], []
-    for _ in range(steps):
+    for number in range(steps):
         samplers = [
             each.result() for each in [client.save_weights_and_get_sampling_client() for client in clients]
         ]
         begun = [
-            sampler.sample(types.ModelInput.from_ints(prompt), num_samples=48, sampling_params=ONE)
+            sampler.sample(
+                types.ModelInput.from_ints(prompt), num_samples=48, sampling_params=one_token(number)
+            )
             for sampler in samplers
         ]
         groups = [future.result().sequences for future in begun]
@@ -111,8 +123,8 @@ def main() -> None:
         for each in [service.create_lora_training_client(base_model=base, rank=8, seed=k) for k in range(3)]
     ]
     found: dict[str, Any] = {"rank": adder.get_info().lora_rank}
-    found["losses"] = supervise(adder, [[*prompt, answer] for prompt, answer in SUMS], 6)
-    found["rewards"] = arithmetic(adder, 15)
+    found["losses"] = supervise(adder, [[*prompt, answer] for prompt, answer in SUMS], 3)
+    found["rewards"] = arithmetic(adder, 16)
     for client in (one, two):
         supervise(client, [[DIGITS[0], DIGITS[9], DIGITS[bid]] for bid in (1, 2)], 8)
     found["bids"] = self_play((one, two), 8)
@@ -127,28 +139,14 @@ def main() -> None:
         passes.result()
         output = client.forward(data, "cross_entropy").result()
         found["continued"].append([float(each) for each in output.loss_fn_outputs[0]["logprobs"].data])
-    # The student learns the teacher's tokens from log-probs that the teacher gives to samples of the student.
+    # The student learns from samples of the teacher.
     teacher = adder.save_weights_and_get_sampling_client().result()
-    found["distances"] = []
-    for _ in range(8):
-        student = one.save_weights_and_get_sampling_client().result()
-        samples = []
-        for prompt, _ in SUMS:
-            group = (
-                student.sample(types.ModelInput.from_ints(prompt), num_samples=8, sampling_params=ONE)
-                .result()
-                .sequences
-            )
-            asked = [
-                teacher.compute_logprobs(types.ModelInput.from_ints([*prompt, each.tokens[0]]))
-                for each in group
-            ]
-            samples += [
-                (prompt, each, logps.result()[-1] - each.logprobs[0])
-                for each, logps in zip(group, asked, strict=True)
-            ]
-        found["distances"].append(-sum(advantage for *_, advantage in samples) / len(samples))
-        reinforce(one, samples)
+    begun = [
+        (prompt, teacher.sample(types.ModelInput.from_ints(prompt), 8, one_token(number)))
+        for number, (prompt, _) in enumerate(SUMS)
+    ]
+    texts = [[*prompt, each.tokens[0]] for prompt, future in begun for each in future.result().sequences]
+    found["distances"] = supervise(one, texts, 4)
     try:
         one.forward_backward([datum([1, 2, 3], weights=1.0)], "ppo").result()
     except tinker.APIStatusError as error:
