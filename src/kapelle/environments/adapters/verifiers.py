@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Literal
 
@@ -94,11 +95,15 @@ class Verifiers(StatedRewards, WithTeacher, Described, Reads, Reporting):
 
     @property
     def sources(self) -> Mapping[Split, str]:
-        """Descriptions of the train and test tasks.
+        """Descriptions of the train and test tasks, with the version of the package.
 
         If the environment has only one task set, a hash of the prompt determines the split of a task.
         """
-        return self._loaded.sources
+        found = self._loaded.sources.items()
+        return {
+            split: f"classic environment of verifiers {version('verifiers')}, {source}"
+            for split, source in found
+        }
 
     def contents(self) -> Mapping[str, str]:
         """Return a hash of the tasks of the environment."""
