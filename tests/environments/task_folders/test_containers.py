@@ -25,7 +25,7 @@ from kapelle.environments.task_folders.environment import TaskFolders
 from kapelle.environments.task_folders.provider import WorkspaceClosed
 from kapelle.errors import ConfigError, DataError, EpisodeError, SandboxError
 
-pytestmark = pytest.mark.usefixtures("sandbox")
+pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.slow]
 PODMAN = pytest.mark.parametrize("engine", ["podman"], indirect=True)
 """For tests in which the engines do not differ."""
 
@@ -287,8 +287,7 @@ def test_the_agents_container_has_no_tests_and_no_solution(engine: FakeEngine, t
 
 
 @PODMAN
-@pytest.mark.sample(3)
-@pytest.mark.slow
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "link",
     [
@@ -320,7 +319,7 @@ def test_links_inside_the_task_and_odd_files_are_passed_on(task: Callable[..., T
 
 
 @PODMAN
-@pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -338,7 +337,6 @@ def test_too_many_files_give_reward_0(task: Callable[..., TaskFolders], command:
 
 @PODMAN
 @pytest.mark.sample(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack",
     [

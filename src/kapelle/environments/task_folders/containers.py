@@ -161,6 +161,8 @@ class Container:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # podman creates a file `oom` in its working directory when the memory is used up.
+            cwd=tempfile.gettempdir(),
         )
         code, said = _read(self._client, time.monotonic() + 2 * SETUP_S, 4096, ready)
         if code is None:
@@ -249,6 +251,7 @@ class Container:
                 stdin=file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                cwd=tempfile.gettempdir(),
             )
         until = time.monotonic() + seconds
         with client:
