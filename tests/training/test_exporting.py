@@ -124,4 +124,4 @@ def test_the_card_names_a_base_on_the_hub_and_no_local_one(
     (tmp_path / "models/mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     card = model_card(run, 2, [Exported("one", ["agent_0"], ".", base, "peft", "float32")])
-    assert ModelCard(card).data.base_model == name
+    assert ModelCard(card).data.to_dict().get("base_model") == name

@@ -79,16 +79,17 @@ class Swarm(Settings, Drawable):
         """Run one episode."""
         planner, worker = self._roles(scene.names)
         question = scene.observe(planner)
-        message = fill(scene[planner].agent.prompt or "{question}", {"question": question})
-        for left in range(self.stages, -1, -1):
-            turn = await scene[planner].say(message)
-            subtasks = self.subtasks(turn.words) if left else []
+        prompt = fill(scene[planner].agent.prompt or "{question}", {"question": question})
+        turn = await scene[planner].say(prompt)
+        for _ in range(self.stages):
+            subtasks = self.subtasks(turn.words)
             if not subtasks:
                 break
             reports = await asyncio.gather(
                 *(_solve(scene, worker, question, subtask, turn) for subtask in subtasks)
             )
-            message = fill(self.report, {"question": question, "reports": "\n".join(reports)})
+            fields = {"question": question, "reports": "\n".join(reports)}
+            turn = await scene[planner].say(fill(self.report, fields))
         await scene.step({planner: turn.text}, final=turn.text)
 
     def subtasks(self, message: str) -> list[str]:

@@ -51,8 +51,8 @@ def test_a_plan_is_rewarded_for_parallel_calls_that_finish_until_the_weights_are
     alone = episode(turn("planner", 0))
     run: Any = SimpleNamespace(config=SimpleNamespace(training=SimpleNamespace(steps=4)))
     rewards, groups, found = SwarmRewards(SwarmConfig(**swarm), run), [group(parallel, serial, alone)], []
-    for number in (1, 2, 3, 4):
-        step: Any = SimpleNamespace(number=number, groups=groups, metrics={})
+    step: Any = SimpleNamespace(groups=groups, metrics={})
+    for step.number in (1, 2, 3, 4):
         rewards.before_update(step)
         [changed] = rewards.rewarded(groups, None)
         found.append([[each.reward for each in one.turns] for one in changed.episodes])
