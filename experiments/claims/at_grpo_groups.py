@@ -127,7 +127,7 @@ CLAIM = Claim(
     },
     measure=measure,
     rates=(4.0,),
-    seeds=3,
+    seeds=5,
     predictions=(
         better("agent and turn", "agent", 0.02),
         better("agent and turn", "turn", 0.02),
