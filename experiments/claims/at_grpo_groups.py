@@ -142,6 +142,6 @@ CLAIM = Claim(
         "explain its large differences. Tables cannot show a swap of roles, because they do not generalise to the "
         "prompts of the other role. The rate was chosen after one run of each arm with rates 1 and 4 and another seed, "
         "at 12,000 tokens. While the runs were under way, the number of seeds was set to three for lack of time and "
-        "then back to five; no result had been read."
+        "then back to five; the results were first read when five was restored."
     ),
 )
