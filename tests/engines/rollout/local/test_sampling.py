@@ -224,7 +224,8 @@ class TestAdjustments:
     )
     def test_each_changes_the_logits_as_it_is_defined(self, change: Any, expected: list[float]) -> None:
         sampling = Sampling(temperature=0.5, adjusted=Adjustments(**change))
-        assert adjusted(self.LOGITS, sampling, [2], [0, 0, 1], [3]).tolist() == expected
+        ends = [3, 4]  # token 4 has no logit
+        assert adjusted(self.LOGITS, sampling, [2], [0, 0, 1], ends).tolist() == expected
 
     def test_only_its_own_row_changes(self) -> None:
         """An adjusted row samples the biased token; the row beside it samples as it does alone."""

@@ -324,7 +324,8 @@ def adjusted(
         return logits_V
     logits_V = logits_V.clone()
     if len(ids) < change.min_tokens and sampling.constraint is None:
-        logits_V[list(ends)] = -torch.inf
+        # An end token of the tokeniser may have no logit.
+        logits_V[[end for end in ends if end < len(logits_V)]] = -torch.inf
     for token, bias in change.logit_bias:
         logits_V[token] += bias
     if change.repetition_penalty != 1:
