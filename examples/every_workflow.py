@@ -30,6 +30,7 @@ from kapelle.workflows import (
     Router,
     Solo,
     Summary,
+    Swarm,
     ToolUse,
     Vote,
 )
@@ -48,6 +49,7 @@ SHOWN: Mapping[str, tuple[Workflow, Mapping[str, Sequence[str]]]] = {
     "summary": (Summary(layers=1), {"ann": ["122"], "bob": ["132"], "cid": ["132"]}),
     "reflect": (Reflect(attempts=2), {"ann": ["122", "132"], "bob": ["You forgot the carry."]}),
     "router": (Router(), {"ann": ["@bob, mind the carry"], "bob": ["132"]}),
+    "swarm": (Swarm(), {"ann": ["- 47+85", "132"], "bob": ["132"]}),
     "cory": (Cory(), {"ann": ["122"], "bob": ["132"]}),
     "tool_use": (ToolUse(), {"ann": ["132"]}),
     "dag": (Dag(nodes=(PLAN, SOLVE)), {"ann": ["carry 1"], "bob": ["132"]}),

@@ -17,6 +17,7 @@ from kapelle.engines.rollout.protocol import engine_class
 from kapelle.engines.train.protocol import train_engine_class
 from kapelle.environment import environment_class
 from kapelle.settings.base import Settings
+from kapelle.settings.feature import FeatureSettings
 from kapelle.settings.schema import RunConfig, Timed
 from kapelle.workflow import workflow_class
 
@@ -46,7 +47,10 @@ def all_keys() -> set[tuple[str, str]]:
     """Return (class, key) of everything that a recipe can say; a key of a base class counts once."""
     keys = set()
     for model in {each for root in roots() for each in classes_in(root)}:
-        for key in model.model_fields:
+        for key, field in model.model_fields.items():
+            kinds = (field.annotation, *typing.get_args(field.annotation))
+            if any(isinstance(kind, type) and issubclass(kind, FeatureSettings) for kind in kinds):
+                continue  # features are found by the type of their section
             owner = next(
                 base.__name__ for base in reversed(model.__mro__) if key in getattr(base, "model_fields", {})
             )

@@ -51,7 +51,16 @@ def wrong(words: list[str]) -> str | None:
     if program in {"python", ".venv/bin/python"}:
         missing = [word for word in rest if word.endswith(".py") and not (ROOT / word).exists()]
         return f"no file {missing}" if missing else None
-    if program in {"pip", "cd", "git", "openssl", ".venv/bin/pip", ".venv/bin/pre-commit", ".venv/bin/ruff"}:
+    if program in {
+        "pip",
+        "cd",
+        "git",
+        "openssl",
+        ".venv/bin/pip",
+        ".venv-verifiers/bin/pip",
+        ".venv/bin/pre-commit",
+        ".venv/bin/ruff",
+    }:
         return None
     return f"a program nobody vouches for: {program}"
 

@@ -243,7 +243,7 @@ def _described(python: str, request: str) -> dict[str, Any]:
         ) from None
     try:
         found: dict[str, Any] = json.loads(ran.stdout)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(
             f"{python} cannot import verifiers: {' '.join(ran.stderr.split())[-500:]} Repair its installation of verifiers 0.4."
         ) from None
