@@ -31,7 +31,7 @@ HOWTO = ROOT / "docs" / "howto"
 BLOCK = re.compile(r"^( *)```(python|sh|yaml)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"# ([\w/]+\.\w+)\n")
 EXECUTED = {"arena", "blame", "eval", "info", "plan", "recipes", "runs", "train", "demo", "validate"}
-ELSEWHERE = ("--launch", "--real", "--resume", "--start", "vllm")
+ELSEWHERE = ("--benchmark gsm8k", "--benchmark mt_bench", "--launch", "--real", "--resume", "--start", "vllm")
 """Words that ask for other processes, data of the hub, or a run that continues."""
 SMALL = (
     "model.embedded={hidden: 32, layers: 2, heads: 2, kv_heads: 1, intermediate: 64}",
