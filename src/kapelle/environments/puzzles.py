@@ -294,9 +294,9 @@ class _Moving(Puzzle):
     slack: float = Field(default=2.0, ge=1.0)
     """The maximum number of moves of one plan, as a multiple of the length of the shortest solution. Later moves are ignored."""
 
+    @abstractmethod
     def _room(self, draw: random.Random) -> tuple[Room, int]:
         """Return a random room and the number of its boxes."""
-        raise NotImplementedError
 
     def made(self, draw: random.Random, level: int) -> Mapping[str, Json] | None:
         """Return a random board whose shortest solution has `level` moves."""
