@@ -49,8 +49,11 @@ def all_keys() -> set[tuple[str, str]]:
     for model in {each for root in roots() for each in classes_in(root)}:
         for key, field in model.model_fields.items():
             kinds = (field.annotation, *typing.get_args(field.annotation))
-            if any(isinstance(kind, type) and issubclass(kind, FeatureSettings) for kind in kinds):
-                continue  # features are found by the type of their section
+            if any(
+                isinstance(kind, type) and issubclass(kind, FeatureSettings) and (kind.plan or kind.feature)
+                for kind in kinds
+            ):
+                continue  # the type of the section names the code that reads it
             owner = next(
                 base.__name__ for base in reversed(model.__mro__) if key in getattr(base, "model_fields", {})
             )

@@ -142,8 +142,8 @@ async def described(request: Mapping[str, Any]) -> dict[str, Any]:
         )
     config = config_of(request, "http://127.0.0.1/v1")
     environment = loaders.load_environment(config)
-    seats = vf.Agents(config, lambda _name, _spec: SimpleNamespace(trainable=True))
-    await environment.setup(seats)
+    assigned = vf.Agents(config, lambda _name, _spec: SimpleNamespace(trainable=True))
+    await environment.setup(assigned)
     roles = roles_of(type(config))
     taskset, most = environment.taskset, request["tasks"]
     if most is None and not taskset.bounded:
@@ -155,7 +155,7 @@ async def described(request: Mapping[str, Any]) -> dict[str, Any]:
         "environment": f"{type(environment).__name__} over {type(taskset).__name__}",
         "roles": list(roles),
         "pinned": [role for role in roles if getattr(config, role).client is not None],
-        "frozen": [role for role in roles if not getattr(seats, role).trainable],
+        "frozen": [role for role in roles if not getattr(assigned, role).trainable],
         "tasks": [
             {
                 "prompt": task.data.prompt_text,
