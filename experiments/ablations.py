@@ -133,22 +133,20 @@ def _as_if_fresh(outputs: Outputs, targets: Targets, *, loss: PolicyLoss) -> Los
 
 
 class Unfinished(GRPO):
-    """GRPO that learns nothing from groups which a step has left unfinished, as if they were dropped (`training.partial_rollouts`)."""
+    """GRPO that learns nothing from groups that were unfinished when new weights were loaded, as if they were dropped."""
 
     name: Literal["experiments.ablations:Unfinished"] = "experiments.ablations:Unfinished"  # type: ignore[assignment]
 
     def credit(
         self, groups: Sequence[Group], signals: Signals, earlier: Earlier | None = None
     ) -> Mapping[TurnKey, Credit]:
-        """Return GRPO's credit, of weight 0 in groups of which older weights have sampled a token."""
+        """Return GRPO's credit, with weight 0 in groups whose tokens were sampled by several versions."""
         credit = super().credit(groups, signals, earlier)
-        oldest: dict[int, int] = {}
+        versions: dict[int, set[int]] = {}
         for key, turn in turns_of(groups):
-            version = min(version for version, _ in turn.runs)
-            oldest[key.group] = min(version, oldest.get(key.group, version))
-        now = max(oldest.values())
+            versions.setdefault(key.group, set()).update(version for version, _ in turn.runs)
         return {
-            key: given if oldest[key.group] == now else replace(given, weight=0.0)
+            key: given if len(versions[key.group]) == 1 else replace(given, weight=0.0)
             for key, given in credit.items()
         }
 

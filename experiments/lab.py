@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from experiments.tables import SteppedTables, TableEngine, TableModel, TableRenderer, Words
+from experiments.tables import SteppedRollouts, SteppedTables, TableEngine, TableModel, TableRenderer, Words
 from kapelle.algorithms.signals.teacher import TEACHER
 from kapelle.environments.diagnostics import Diagnostic, Essay, Relay
 from kapelle.environments.matrix import Matrix
 from kapelle.environments.openspiel.environment import OpenSpiel
 from kapelle.environments.openspiel.text import read_listed
+from kapelle.features.ahead.asynchronous import AsynchronousRollouts
 from kapelle.models.language_model import LanguageModel
 from kapelle.rollout.evaluation.exploitability import TabularPolicies, language_table
 from kapelle.rollout.setup import make_rollout_setup
@@ -28,7 +29,7 @@ from kapelle.setup.recipe import resolve
 from kapelle.setup.team_builder import build_algorithm, build_team
 from kapelle.training.feature import StartedRun, started
 from kapelle.training.loop import Loop
-from kapelle.training.rollouts import make_rollouts
+from kapelle.training.rollouts import Rollouts, make_rollouts
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group, Message
 
@@ -87,8 +88,8 @@ class TableRun:
     ) -> None:
         """Take a recipe, and how likely policies say each letter to a message at first, in logits; 0 where nothing is said.
 
-        `additive` critics are sums over turns; a `teacher`'s policies stay as they start; a `stepped` sampler counts its steps, and can
-        leave answers unfinished.
+        `additive` critics are sums over turns; a `teacher`'s policies stay as they start; a `stepped` sampler counts its steps, and
+        `training.asynchronous` needs it.
         """
         config = resolve(recipe)
         self.environment = config.environment
@@ -117,7 +118,12 @@ class TableRun:
             config, algorithm, self.team, models, {}, self.engine, self.engine, setup, players=(self.player,)
         )
         loaded = PreparedRun(config, {}, algorithm, self.team, {})
-        rollouts = make_rollouts(run, setup, loaded, ExitStack(), own_engine=True)
+        rollouts: Rollouts
+        if config.training.asynchronous:
+            sampler_of = SteppedRollouts(replace(setup, data=algorithm.data), config.training.tasks_per_step)
+            rollouts = AsynchronousRollouts(run, setup, sampler_of)
+        else:
+            rollouts = make_rollouts(run, setup, loaded, ExitStack(), own_engine=True)
         self.loop = Loop(config, algorithm, setup, self.engine, rollouts, features=started(run))
         self.loop.publish()
         self.longest = max(agent.sampling.max_tokens for agent in self.team.agents)

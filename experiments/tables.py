@@ -21,10 +21,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kapelle.engines.rollout.protocol import Completion, Interrupted, Interruptible, Request, RolloutEngine
+from kapelle.engines.rollout.protocol import Completion, HeldRequest, Interruptible, Request, RolloutEngine
 from kapelle.engines.rollout.request_queue import PendingRequest, RequestQueue, wait_for_requests
 from kapelle.models.fast.attention import AttentionPlan
 from kapelle.models.weights import weights_hash
+from kapelle.rollout.continuous import ContinuousRollouts
+from kapelle.rollout.partial import Exchange, Wanted
+from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.batch_barrier import batch_barrier
 from kapelle.team import Lora, Team
 from kapelle.types import Message
@@ -350,7 +353,7 @@ class TableEngine(RolloutEngine):
 
 
 class SteppedTables(TableEngine, Interruptible):
-    """Samples a letter of every request at a time, as an engine with a batch of rows does, and can be broken off between two steps."""
+    """Samples one letter of every request at a time, as an engine with a batch of rows does. It loads new weights between two steps."""
 
     def __init__(self, model: TableModel, renderer: TableRenderer, team: Team) -> None:
         super().__init__(model, renderer, team)
@@ -359,62 +362,65 @@ class SteppedTables(TableEngine, Interruptible):
         self._queue: RequestQueue[_Row] = RequestQueue()
         self._rows: list[PendingRequest[_Row]] = []
         self._pump: asyncio.Task[None] | None = None
-        self._broken: asyncio.Future[list[Interrupted]] | None = None
 
     async def generate(self, request: Request) -> Completion:
         """Sample letters, together with all other requests of this moment."""
-        self._start()
-        return await self._queue.answer_to(request)
-
-    async def interrupt(self) -> list[Interrupted]:
-        """Break off all requests once every coroutine waits for an answer; see `Interruptible`."""
-        self._broken = asyncio.get_running_loop().create_future()
-        try:
-            await self._start()
-            return self._broken.result()
-        finally:
-            self._broken = None
-
-    def _start(self) -> asyncio.Task[None]:
         if self._pump is None or self._pump.done():
             self._rows.clear()
             self._queue.drop_cancelled()
             self._pump = asyncio.get_running_loop().create_task(self._drain())
-        return self._pump
+        return await self._queue.answer_to(request)
+
+    def run_freely(self) -> None:
+        """Do nothing, because no episode waits for its environment here."""
+
+    async def hold(self) -> list[HeldRequest]:
+        """Return the requests. They need not be put on hold, because a step samples all letters at once."""
+        return [pending.held() for pending in self._rows]
+
+    def resume(self) -> None:
+        """Do nothing; see `hold`."""
 
     async def _drain(self) -> None:
         queue = self._queue
-        while self._broken is not None or queue.arrived or self._rows:
+        while queue.arrived or self._rows:
             await wait_for_requests(batch_barrier(), lambda: len(queue.arrived), patience=60.0)
             queue.enqueue_arrived()
             for pending in queue.waiting:
                 pending.output = _Row(pending.request)
             self._rows += queue.waiting
             queue.waiting = []
-            if self._broken is not None:
-                rows = [pending.output for pending in self._rows if pending.output is not None]
-                self._broken.set_result(
-                    [
-                        Interrupted(
-                            row.request,
-                            tuple(row.ids),
-                            tuple(row.logprobs),
-                            self._version[row.request.policy],
-                            self._hash[row.request.policy],
-                        )
-                        for row in rows
-                    ]
-                )
-                self._rows.clear()
-                return
             self.steps += bool(self._rows)
             left = []
             for pending in self._rows:
-                row = pending.output
+                row, policy = pending.output, pending.request.policy
                 assert row is not None, "it has joined"
                 self._sample(row)
+                weights = self._version[policy], self._hash[policy]
                 if row.finish_reason is None:
+                    pending.sampled(row.ids[-1:], row.logprobs[-1:], *weights)
                     left.append(pending)
                 else:
-                    pending.answer(self._completion(row))
+                    text = self._renderer.decode([*row.request.begun, *row.ids])
+                    last = row.ids[-1:], row.logprobs[-1:]
+                    pending.answer(pending.completion(*last, row.finish_reason, text, *weights))
             self._rows = left
+
+
+class SteppedRollouts:
+    """Rolls out groups without interruption in this process (`asynchronous.Sampler`). An update takes no decode step."""
+
+    def __init__(self, setup: RolloutSetup, step: int) -> None:
+        """Set the number of groups of a step."""
+        self._loop = asyncio.new_event_loop()
+        self._rollouts = ContinuousRollouts(setup, step)
+        self.weights: dict[str, Mapping[str, Tensor]] = {}
+
+    def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
+        """Keep the weights for comparisons. The engine of the setup is loaded by itself."""
+        self.weights[policy] = {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+    def exchange(self, wanted: Wanted, *, unfinished: bool = False, seconds: float = 0.0) -> Exchange:
+        """Roll out groups until one is finished, or return at once if `seconds` is 0."""
+        work = self._rollouts.exchange(wanted, unfinished=unfinished, seconds=3600.0 if seconds else 0.0)
+        return self._loop.run_until_complete(work)

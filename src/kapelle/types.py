@@ -322,7 +322,7 @@ class Turn:
     """Whether the turn was sampled by a trained policy. False for frozen agents, opponents and endpoints."""
     versions: tuple[tuple[int, int], ...] = ()
     """Spans of completion tokens that were sampled by the same weights, as pairs of a version and a number of tokens, in order. The tuple
-    is empty if all tokens were sampled by the weights `version` (`training.partial_rollouts`)."""
+    is empty if all tokens were sampled by the weights `version` (`training.asynchronous`)."""
     images: tuple[Image, ...] = ()
     """Images of the prompt, in order."""
     routing: Routing | None = None

@@ -245,8 +245,8 @@ def test_nonsense_is_refused() -> None:
     with serving(app) as (url, _):
         for why in [
             "not JSON",
-            "answers `reset`",
-            "answers `reset`",
+            "answered `reset`",
+            "answered `reset`",
             "observation",
             "not a finite number",
             "closed the session",

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.features.ahead.test_asynchronous import check_ages, check_tasks
 from tests.features.ahead.test_queue import PPO, SMALL
 from tests.support.cluster import Cluster, Learned
 from tests.support.cluster import learned as run
-from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
 from kapelle.cluster import actors
@@ -91,33 +91,40 @@ def test_workers_that_join_and_leave_change_nothing(
     assert disturbed.is_same(all_there)
 
 
-@pytest.mark.long
+ASYNCHRONOUS: dict[str, Any] = {
+    **SETTINGS,
+    "team": {"agents": 2, "lora": {"rank": 2}, "sampling": {"max_tokens": 60, "stop": [*"aeiou"]}},
+    "algorithm": {"name": "grpo", "group_size": 2, "loss": {"importance_cap": 2.0}},
+    "training": {"steps": 4, "tasks_per_step": 4, "max_staleness": 2, "asynchronous": True},
+    "evaluation": {"problems": 2, "every": 2, "problems_while_training": 2, "before_and_after": False},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("left", [0.5])
-def test_workers_that_work_ahead_collect_the_same_episodes(
-    cluster: Callable[..., Cluster], left: float
-) -> None:
-    ends = []
-    for overlap in (False, True):
-        made = cluster(workers(1))
-        training = {"steps": 3, "tasks_per_step": 4, "max_staleness": 2, "partial_rollouts": left}
-        with Trainer(**{**SETTINGS, "training": {**training, "overlap": overlap}}) as trainer:
-            rows = [dict(step.metrics) for step in trainer.steps(3)]
-            weights = {name: frozen_copy(trainer.engine.weights(name)) for name in trainer.team.trained}
-        assert made.started == 1, "no sampling process beside the workers"
-        ends.append((weights, [{k: v for k, v in row.items() if "time/" not in k} for row in rows]))
-    assert same_bits(ends[0][0], ends[1][0])
-    assert ends[0][1] == ends[1][1]
+@pytest.mark.parametrize("lost", [False, True])
+def test_workers_roll_out_without_interruption(lost: bool, cluster: Callable[..., Cluster]) -> None:
+    """Every group is trained on once, also if a worker dies between two requests, and evaluations use the same workers."""
+    seen: list[int] = []
+
+    def dies(number: int, method: str) -> bool:
+        seen.extend([number] if method == "play" else [])
+        return lost and number == 1 and seen.count(1) == 4
+
+    made = cluster(workers(2), dies)
+    with Trainer(**ASYNCHRONOUS) as trainer:
+        steps = list(trainer.steps())
+        check_tasks(trainer, steps)
+    check_ages(steps)
+    assert made.started == 2 + lost, "no sampling process beside the workers"
 
 
-def test_episodes_ahead_of_an_unfinished_step_are_dropped(
+def test_an_interrupted_step_takes_its_groups_later(
     cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = cluster(workers(1))
-    training = {"steps": 3, "tasks_per_step": 2, "max_staleness": 1, "overlap": True}
-    with Trainer(**{**SETTINGS, "training": training}, run_dir=tmp_path / "run") as trainer:
+    cluster(workers(1))
+    with Trainer(**ASYNCHRONOUS, run_dir=tmp_path / "run") as trainer:
         steps = trainer.steps()
-        next(steps)
+        done = [next(steps)]
         trainer.save()
 
         def stop() -> None:
@@ -127,10 +134,8 @@ def test_episodes_ahead_of_an_unfinished_step_are_dropped(
             stopping.setattr(actors, "stop_if_requested", stop)
             with pytest.raises(StopRequested):
                 next(steps)
-        assert made.ended == [0]
         assert trainer.done == 1
-        assert next(trainer.steps()).number == 2
-        assert made.started == 2
+        check_tasks(trainer, [*done, *trainer.steps()])
 
 
 def test_an_error_of_a_worker_is_raised_in_the_caller(

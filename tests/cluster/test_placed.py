@@ -19,7 +19,7 @@ from kapelle.settings.schema import RayConfig
 from kapelle.setup.preparation import prepare
 from kapelle.setup.recipe import resolve
 
-LEFT: dict[str, object] = {"max_staleness": 1, "partial_rollouts": 0.5}
+LEFT: dict[str, object] = {"max_staleness": 1, "asynchronous": True}
 
 
 def test_workers_are_assigned_in_turn_with_their_environments() -> None:
@@ -100,5 +100,5 @@ def test_unusable_workers_are_errors(
     config = resolve(sections(ray=ray, training={"steps": 1, "tasks_per_step": 4, **training}))
     with pytest.raises(ConfigError, match=reason):
         check_workers(config, ranks)
-    ahead = {"steps": 1, "tasks_per_step": 4, **LEFT, "overlap": True}
+    ahead = {"steps": 1, "tasks_per_step": 4, **LEFT}
     check_workers(resolve(sections(ray={"rollout_workers": 2}, training=ahead)), 2)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.support.episodes import TASK, episode, turn
@@ -14,20 +15,26 @@ from tests.support.waiting import Rounds, Waiting, WaitingState
 
 from kapelle.engines.rollout.compose import ComposedEngine
 from kapelle.engines.rollout.local.engine import LocalEngine
+from kapelle.engines.rollout.protocol import joined_runs
 from kapelle.engines.rollout.scripted import ScriptedEngine
-from kapelle.rollout.episodes import begun, collect_groups, rollout
+from kapelle.rollout.continuous import ContinuousRollouts
+from kapelle.rollout.episodes import begun, complete_groups, rollout
 from kapelle.rollout.partial import (
+    Exchange,
+    GroupKey,
     PartialEpisode,
     PartialGroup,
+    Wanted,
+    continued,
     dump_partial,
-    grown,
+    dump_wanted,
     load_partial,
-    unfinished_turns,
+    load_wanted,
 )
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.event_loop import run_async
 from kapelle.team import Agent, Policy, Team
-from kapelle.types import Episode, RewardEvent, Sampling
+from kapelle.types import Episode, RewardEvent, Sampling, Turn
 
 LONG = Sampling(max_tokens=40)
 
@@ -58,6 +65,17 @@ def without_rounding(found: Episode) -> Episode:
     return replace(found, turns=tuple(replace(t, logprobs=(0.0,) * len(t.logprobs)) for t in found.turns))
 
 
+async def in_pieces(setup: RolloutSetup, groups: Sequence[PartialGroup]) -> Wanted:
+    """Roll out groups until the first one is finished, and return all of them."""
+    wanted = {GroupKey(1, place): group for place, group in enumerate(groups) if not group.done}
+    done = {GroupKey(1, place): group for place, group in enumerate(groups) if group.done}
+    rollouts = ContinuousRollouts(setup, len(groups))
+    found = await rollouts.exchange(wanted, seconds=60.0)
+    found = await rollouts.exchange(wanted, unfinished=True)
+    await rollouts.exchange({})
+    return {**done, **found.unfinished, **found.finished}
+
+
 @pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("apart", "rows"), [(False, 1024), (True, 1024), (True, 3)])
@@ -70,16 +88,15 @@ def test_what_is_left_goes_on_to_the_same_end(
     setup = playing(rows, apart=apart, kind="mixed" if apart else "not")
     tasks = [setup.environment.task("train", index) for index in range(4)]
     expected = run_async(lambda: rollout(setup, tasks, 2, 7))
-    groups, pieces, cut = begun(tasks, 2, 7, 1), 0, 0
+    groups, pieces, cut = begun(setup, tasks, 2, 7, 1), 0, 0
     while not all(group.done for group in groups):
-        done = sum(group.done for group in groups)
-        before = groups
-        groups = run_async(lambda g=before, d=done: collect_groups(setup, g, lambda ended: sum(ended) > d))  # type: ignore[misc]
+        found = run_async(partial(in_pieces, setup, groups))
+        groups = [found[GroupKey(1, place)] for place in range(len(tasks))]
         open_now = [each for group in groups for each in group.episodes if isinstance(each, PartialEpisode)]
         cut += sum(any(each.completion_ids for each in one.begun) for one in open_now)
         pieces += 1
         groups = load_partial(dump_partial(groups))
-    assert pieces > 2
+    assert pieces > 1
     assert cut > 0
     for one, other in zip(groups, expected, strict=True):
         assert [*map(without_rounding, one.group.episodes)] == [*map(without_rounding, other.episodes)]
@@ -91,27 +108,48 @@ def test_what_is_left_goes_on_to_the_same_end(
 def test_a_world_that_does_not_repeat_is_an_error_that_says_so() -> None:
     setup = playing()
     tasks = [setup.environment.task("train", index) for index in range(3)]
-    groups = run_async(lambda: collect_groups(setup, begun(tasks, 2, 7, 1), lambda ended: sum(ended) > 0))
-    cut = next(group for group in groups if not group.done)
+    found = run_async(lambda: in_pieces(setup, begun(setup, tasks, 2, 7, 1)))
+    cut = next(group for group in found.values() if not group.done)
     left = tuple(each for each in cut.episodes if isinstance(each, PartialEpisode) and each.sampled)
     other = replace(cut, task=replace(cut.task, question="another question?"), episodes=left)
-    (found,) = run_async(lambda: collect_groups(setup, [other], all))
+    (group,) = run_async(lambda: complete_groups(setup, [other], 1))
     assert left
-    for each in found.group.episodes:
+    for each in group.episodes:
         assert "does not repeat" in str(each.error)
-        assert "Set `training.partial_rollouts: 0`" in str(each.error)
+        assert "Set `training.asynchronous: false`" in str(each.error)
+
+
+def test_groups_that_are_no_longer_wanted_end() -> None:
+    setup = playing()
+    tasks = [setup.environment.task("train", index) for index in range(3)]
+    groups = {GroupKey(1, place): group for place, group in enumerate(begun(setup, tasks, 2, 7, 1))}
+
+    async def some() -> tuple[Exchange, Exchange]:
+        rollouts = ContinuousRollouts(setup, 3)
+        await rollouts.exchange(groups)
+        one = GroupKey(1, 1)
+        return await rollouts.exchange({one: groups[one]}, seconds=60.0), await rollouts.exchange({})
+
+    found, nothing = run_async(some)
+    assert list(found.finished) == [GroupKey(1, 1)]
+    assert nothing == Exchange({}, {})
 
 
 def test_runs_of_tokens_know_their_weights() -> None:
     bare = turn("a", 0, tokens=0, version=0, weights_hash="")
-    one = grown(bare, (1, 2), (-1.0, -2.0), 3, "x")
+
+    def more(tokens: int, version: int, weights_hash: str) -> Turn:
+        return turn("a", 0, tokens=tokens, version=version, weights_hash=weights_hash)
+
+    one = continued(bare, more(2, 3, "x"))
     assert (one.version, one.weights_hash, one.versions, one.runs) == (3, "x", (), ((3, 2),))
-    same = grown(one, (4,), (-1.0,), 3, "x")
+    same = continued(one, more(1, 3, "x"))
     assert (same.versions, same.runs) == ((), ((3, 3),))
-    two = grown(grown(same, (5,), (-1.0,), 4, "y"), (6,), (-1.0,), 4, "y")
+    two = continued(continued(same, more(1, 4, "y")), more(1, 4, "y"))
     assert (two.version, two.weights_hash, two.versions) == (4, "y", ((3, 3), (4, 2)))
-    assert two.completion_ids == (1, 2, 4, 5, 6)
-    assert grown(two, (), (), 9, "z") == two
+    assert len(two.completion_ids) == len(two.logprobs) == 5
+    assert continued(two, more(0, 9, "z")) == two
+    assert joined_runs(((1, 2),), ((1, 1), (2, 3))) == ((1, 3), (2, 3))
 
 
 def test_what_is_left_is_read_back_equal() -> None:
@@ -122,5 +160,5 @@ def test_what_is_left_is_read_back_equal() -> None:
     groups = [PartialGroup(TASK, 2, (left, fresh)), PartialGroup(TASK, 3, (ended, failed, left))]
     assert load_partial(dump_partial(groups)) == groups
     assert load_partial("") == []
-    names = [each.agent for each in unfinished_turns(groups)]
-    assert names == ["a", "b", "c", "a", "a", "b", "c"]  # nothing of the one that failed
+    wanted = {GroupKey(1, 0): groups[0], GroupKey(2, 3, 1): groups[1]}
+    assert load_wanted(dump_wanted(wanted)) == wanted

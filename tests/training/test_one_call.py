@@ -296,7 +296,7 @@ def broken(completion: str) -> float:
         ((ROWS, vowel), {"engine": {"name": "locl"}}, "Did you mean 'local'"),
         (
             (ROWS, vowel),
-            {"training": {"overlap": True, "max_staleness": 1}},
+            {"training": {"asynchronous": True, "max_staleness": 1}},
             "rows in memory",
         ),
     ],

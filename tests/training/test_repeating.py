@@ -28,10 +28,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "scores of a debate": {"workflow": {"name": "debate", "score_rounds": True}},
     "a tree": {"algorithm": {"name": "at_grpo", "group_size": 2, "tree": True}},
     "ahead of the update": {"training": {"steps": 2, "tasks_per_step": 3, "max_staleness": 1}},
-    "left for the next step": {
-        "training": {"steps": 4, "tasks_per_step": 3, "max_staleness": 2, "partial_rollouts": 0.4},
-        "workflow": {"name": "tests.support.waiting:Rounds", "rounds": 3, "apart": True},
-    },
     "few rows": {"engine": {"name": "local", "max_rows": 5}},
     "two models": {
         "team": {

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 from tests.cli.test_torchrun import RECIPE
-from tests.features.ahead.test_overlap import rows
-from tests.features.ahead.test_overlap import settings as overlapping
-from tests.features.ahead.test_partial_rollouts import settings as partial
+from tests.features.ahead.test_asynchronous import check_ages, check_tasks
+from tests.features.ahead.test_asynchronous import settings as asynchronous
+from tests.features.ahead.test_queue import PPO, SMALL
 from tests.support.killed_ranks import Kill, Way, said, train
 from tests.support.killed_runs import Death
 from tests.support.tiny import frozen_copy, same_bits
@@ -46,6 +46,11 @@ def trained(run: Path, device: str, settings: Mapping[str, Any], stops: Sequence
     return weights
 
 
+def rows(run: Path) -> list[dict[str, float]]:
+    """Return the rows of a run without times."""
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(run)]
+
+
 def sampled(run: Path) -> list[list[list[int]]]:
     """Return the tokens of every turn of a run."""
     return [
@@ -67,29 +72,36 @@ def assert_close(one: Path, other: Path) -> None:
         assert row == pytest.approx(same, rel=1e-2, abs=1e-3)
 
 
-KINDS = {
-    "overlap": (overlapping(overlap=False), {"overlap": True}, []),
-    "partial rollouts": (partial(), {}, []),
-    "partial rollouts, a second process": (partial(), {"overlap": True}, []),
-    "partial rollouts, stopped twice": (partial(), {}, [1, 2]),
+AHEAD: dict[str, Any] = {
+    **SMALL,
+    "algorithm": PPO,
+    "training": {"steps": 4, "tasks_per_step": 2, "max_staleness": 1},
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_sampling_beside_learning_is_the_same_on_a_gpu(kind: str, tmp_path: Path) -> None:
-    settings, further, stops = KINDS[kind]
-    other = {**settings, "training": {**settings["training"], **further}}
-    trained(tmp_path / "cpu", "cpu", settings)
-    plain = trained(tmp_path / "plain", "cuda", settings)
+@pytest.mark.parametrize("stops", [[], [1, 2]])
+def test_sampling_ahead_of_the_update_is_the_same_on_a_gpu(stops: Sequence[int], tmp_path: Path) -> None:
+    trained(tmp_path / "cpu", "cpu", AHEAD)
+    plain = trained(tmp_path / "plain", "cuda", AHEAD)
     assert_close(tmp_path / "plain", tmp_path / "cpu")
-    assert same_bits(trained(tmp_path / "gpu", "cuda", other, stops), plain)
-    assert sampled(tmp_path / "gpu") == sampled(tmp_path / "plain")
+    if stops:
+        assert same_bits(trained(tmp_path / "gpu", "cuda", AHEAD, stops), plain)
+
+
+def test_a_process_that_samples_without_interruption_uses_the_new_weights_on_a_gpu(tmp_path: Path) -> None:
+    chosen = asynchronous()
+    with Trainer(
+        **{**chosen, "model": {**chosen["model"], "device": "cuda"}}, run_dir=tmp_path / "run"
+    ) as trainer:
+        steps = list(trainer.steps())
+        check_tasks(trainer, steps)
+    assert check_ages(steps) > 0
 
 
 def test_environment_workers_play_the_same(tmp_path: Path) -> None:
-    settings = {**overlapping(overlap=False), "episode": {"environment_workers": 2}}
+    settings = {**AHEAD, "episode": {"environment_workers": 2}}
     trained(tmp_path / "gpu", "cuda", settings)
-    trained(tmp_path / "cpu", "cpu", overlapping(overlap=False))
+    trained(tmp_path / "cpu", "cpu", AHEAD)
     assert_close(tmp_path / "gpu", tmp_path / "cpu")
 
 

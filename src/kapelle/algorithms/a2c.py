@@ -3,7 +3,7 @@
     loss = −ρ·A·log π(token) − c·entropy,    where ρ = π/π_sampler has no gradient
 
 For on-policy samples, ρ is 1. The gradient then equals that of PPO's surrogate without clipping, so PPO with one epoch and
-one minibatch is identical to A2C. For samples from older weights (`training.overlap`), ρ corrects the expectation and is not
+one minibatch is identical to A2C. For samples from older weights (`training.max_staleness`), ρ corrects the expectation and is not
 clipped.
 
 The critic, GAE and reward sharing are the same as in PPO. With λ = 1 the advantage is the return minus the critic's value V.

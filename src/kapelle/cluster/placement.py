@@ -71,7 +71,7 @@ def placement_here(environ: Mapping[str, str] = os.environ) -> RayPlacement | No
 def check_workers(config: RunConfig, ranks: int) -> None:
     """Raise ConfigError if the settings are not possible with this number of ranks and rollout workers."""
     workers, least = config.ray.rollout_workers, config.ray.least_rollout_workers
-    partial = config.training.partial_rollouts
+    asynchronous = config.training.asynchronous
     if least is not None and least > workers:
         raise ConfigError(
             f"`ray.least_rollout_workers` is {least}, which exceeds `ray.rollout_workers`. Set it to {workers} or less."
@@ -80,15 +80,15 @@ def check_workers(config: RunConfig, ranks: int) -> None:
         raise ConfigError(
             f"`ray.least_rollout_workers` is {least}, but each of {ranks} processes needs a worker. Set it to {ranks} or more."
         )
-    if least is not None and least < workers and partial:
+    if least is not None and least < workers and asynchronous:
         raise ConfigError(
-            f"`training.partial_rollouts` needs all of {workers} rollout workers. Remove it, or `ray.least_rollout_workers`."
+            f"`training.asynchronous` needs all of {workers} rollout workers. Remove it, or `ray.least_rollout_workers`."
         )
-    if config.ray.pools and partial:
-        raise ConfigError("`ray.pools` does not support `training.partial_rollouts`. Remove one of the two.")
-    if workers and workers < ranks and partial:
+    if config.ray.pools and asynchronous:
+        raise ConfigError("`ray.pools` does not support `training.asynchronous`. Remove one of the two.")
+    if workers and workers < ranks and asynchronous:
         raise ConfigError(
-            f"`training.partial_rollouts` needs a rollout worker for each of {ranks} processes. Set `ray.rollout_workers` to {ranks} "
+            f"`training.asynchronous` needs a rollout worker for each of {ranks} processes. Set `ray.rollout_workers` to {ranks} "
             "or more, or to 0."
         )
     if workers and offers(config.environment, DrivenByPrograms):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -25,7 +25,6 @@ from kapelle.cluster.actors import (
     Waiting,
     answer_or_error,
     check_hashes,
-    own_address,
     read_answer,
     settle_in,
     start_settings,
@@ -36,17 +35,17 @@ from kapelle.cluster.scoring import RayScorers
 from kapelle.cluster.worlds import HeldByActor
 from kapelle.engines.rollout.protocol import Completion, Renderer, Request
 from kapelle.errors import ConfigError, EngineError, KapelleError
-from kapelle.rollout.episodes import CollectsGroups, collect_groups, rollout
-from kapelle.rollout.partial import EndOfStep, PartialGroup, dump_partial, load_partial
+from kapelle.rollout.continuous import ContinuousRollouts
+from kapelle.rollout.episodes import CollectsGroups, rollout
+from kapelle.rollout.partial import Exchange, GroupKey, PartialGroup, Wanted, dump_wanted, load_wanted
 from kapelle.rollout.replica import Elsewhere, TeamReplica, moves
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.rollout.workers.pool import HeldHere, Hold
 from kapelle.runs.episode_json import dump_groups, load_groups
 from kapelle.runs.timeline import Timeline
-from kapelle.runtime.event_loop import run_async
+from kapelle.runtime.event_loop import LoopThread, run_async
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
-from kapelle.runtime.rank_group import StoreMeeting, meeting_from, own_store
-from kapelle.runtime.ranks import Meeting, Ranks
+from kapelle.runtime.ranks import Ranks
 from kapelle.runtime.tensors import packed, unpacked
 from kapelle.runtime.wire.exact_json import decode, encode
 from kapelle.runtime.wire.worlds import task_form, task_from
@@ -158,12 +157,8 @@ class RayWorkers(CollectsGroups):
         self._waiting = Waiting("rollout worker", "ray.rollout", config.ray.timeout)
         self._under_way: list[_Share] = []
         """Shares of groups that were requested but not yet collected."""
-        self._partial_steps = 0
-        """Number of steps with partial rollouts so far."""
-        self._players: StoreMeeting | None = None
-        """The meeting in which the workers of all ranks agree on the end of a step."""
-        self._store: Any = None
-        """The store that the meeting uses, if there is only one rank."""
+        self._rolls_out: dict[GroupKey, int] = {}
+        """Mapping from each group that is rolled out without interruption to the index of its worker."""
         for name, policy in team.policies.items():
             if moves(policy):
                 self.load(name, engine.weights(name), 0)
@@ -232,7 +227,7 @@ class RayWorkers(CollectsGroups):
         }
         count = len(self._workers)
         shares = [_Share(k, {**request, "own": list(own[k::count])}) for k in range(count) if own[k::count]]
-        collect = self._request(setup, shares)
+        collect = self._request(setup.timeline, shares)
 
         def wait() -> list[Group]:
             found: dict[int, Group] = {}
@@ -242,49 +237,28 @@ class RayWorkers(CollectsGroups):
 
         return wait
 
-    def request_partial(
-        self, setup: RolloutSetup, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
-    ) -> Callable[[], Mapping[int, PartialGroup]]:
-        """Request the continuation of unfinished groups; see `CollectsGroups`.
+    def exchange(self, wanted: Wanted, *, unfinished: bool = False, seconds: float = 0.0) -> Exchange:
+        """Divide groups among the workers, and return those that are finished; see `CollectsGroups`.
 
-        The workers of all ranks agree on the end of the step.
+        A new group is rolled out by the worker with the fewest groups.
         """
-        # Workers were assigned to the ranks in turn: these are the places of this rank's workers among all workers.
-        count = self._config.ray.rollout_workers
-        places = [meeting.rank + k * meeting.size for k, _ in enumerate(self._workers)]
-        self._partial_steps += 1
-        form = None
-        if count > 1:
-            if self._players is None:
-                where = meeting.form
-                if where is None:
-                    self._store, where = own_store(own_address())
-                prefix = f"{where['prefix']}/workers"
-                self._players = meeting_from({**where, "prefix": prefix, "rank": places[0], "size": count})
-            self._players.begin(self._partial_steps)
-            form = self._players.form
-        request = {
-            "random": random_as_lists(capture_random()),
-            "tasks": [],
-            "play": self._partial_steps,
-            "enough": asdict(enough),
-        }
-        shares = []
-        for k, place in enumerate(places):
-            own = {"meeting": form and {**form, "rank": place}, "left": dump_partial(pool[place::count])}
-            shares.append(_Share(k, {**request, **own}))
-        collect = self._request(setup, shares)
+        own: list[dict[GroupKey, PartialGroup]] = [{} for _ in self._workers]
+        self._rolls_out = {key: place for key, place in self._rolls_out.items() if key in wanted}
+        for key, place in self._rolls_out.items():
+            own[place][key] = wanted[key]
+        for key in sorted(wanted.keys() - self._rolls_out.keys()):
+            place = self._rolls_out[key] = min(range(len(own)), key=lambda k: len(own[k]))
+            own[place][key] = wanted[key]
+        request = {"tasks": [], "unfinished": unfinished, "seconds": seconds}
+        shares = [_Share(k, {**request, "wanted": dump_wanted(groups)}) for k, groups in enumerate(own)]
+        finished: dict[GroupKey, PartialGroup] = {}
+        left: dict[GroupKey, PartialGroup] = {}
+        for rows in self._request(Timeline(), shares)():
+            finished |= load_wanted(json.loads(rows[0]))
+            left |= load_wanted(json.loads(rows[1]))
+        return Exchange(finished, left)
 
-        def wait() -> Mapping[int, PartialGroup]:
-            found: dict[int, PartialGroup] = {}
-            for place, rows in zip(places, collect(), strict=True):
-                own = load_partial(b"\n".join(rows).decode())
-                found |= zip(range(place, len(pool), count), own, strict=True)
-            return found
-
-        return wait
-
-    def _request(self, setup: RolloutSetup, shares: Sequence[_Share]) -> Callable[[], list[list[bytes]]]:
+    def _request(self, timeline: Timeline, shares: Sequence[_Share]) -> Callable[[], list[list[bytes]]]:
         """Send the requests, and return a function that waits for the results of each share.
 
         The returned function sets the global random generators to the final states of the worker that processed the first share.
@@ -293,25 +267,23 @@ class RayWorkers(CollectsGroups):
         self._send(shares)
 
         def wait() -> list[list[bytes]]:
-            setup.timeline.enter("generate")
+            timeline.enter("generate")
             try:
                 self._gather(shares)
-            except BaseException as error:
-                if self._players is not None:
-                    self._players.fail(error)
-                self.abandon()
+            except BaseException:
+                self._abandon()
                 raise
             finally:
-                setup.timeline.leave()
+                timeline.leave()
             self._under_way = [share for share in self._under_way if share not in shares]
             answers = [share.answer for share in shares if share.answer is not None]
-            if answers:
+            if answers and answers[0][0]:
                 restore_random(random_from_lists(json.loads(answers[0][0])["random"]))
             return [rows for _, *rows in answers]
 
         return wait
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """End the workers that are still processing a request."""
         for share in self._under_way:
             worker = share.worker
@@ -428,7 +400,8 @@ class RayPlayer:
 
     def __init__(self) -> None:
         self._team: TeamReplica | None = None
-        self._meeting: Meeting | None = None
+        self._loop: LoopThread | None = None
+        self._continuous: ContinuousRollouts | None = None
 
     def here(self) -> None:
         """Do nothing. If the call returns, the actor is running."""
@@ -465,32 +438,45 @@ class RayPlayer:
     def _play(self, request: bytes, weights: Sequence[bytes]) -> bytes:
         assert self._team is not None, "a player begins first"
         team, wanted = self._team, decode(json.loads(request))
-        for data in weights:
-            plain, tensors = unpacked(data)
-            team.setup.engine.load(plain["policy"], tensors, plain["version"])
+        if team.config.training.asynchronous:
+            return self._play_beside(team, wanted, weights)
+        _load(team, weights)
         restore_random(random_from_lists(wanted["random"]))
-        groups_text = self._continue(team, wanted) if "left" in wanted else self._play_whole(team, wanted)
+        groups = run_async(self._whole_groups(team, wanted))
         drawn = json.dumps({"random": random_as_lists(capture_random())}).encode()
         team.setup.engine.release_caches()  # a new worker has no caches, and results must not depend on them
-        return drawn + b"\n" + groups_text
+        return drawn + b"\n" + dump_groups(0, groups)
 
-    def _continue(self, team: TeamReplica, wanted: Mapping[str, Any]) -> bytes:
-        """Continue groups until enough groups of all workers are finished, and return the groups as JSON lines."""
-        if self._meeting is None:
-            self._meeting = Meeting() if wanted["meeting"] is None else meeting_from(wanted["meeting"])
-        meeting = self._meeting
-        meeting.begin(wanted["play"])
-        setup, enough = replace(team.setup, timeline=Timeline()), EndOfStep(**wanted["enough"])
-        groups = load_partial(wanted["left"])
-        try:
-            collected = run_async(lambda: collect_groups(setup, groups, enough, meeting))
-        except Exception as error:
-            meeting.fail(error)
-            raise
-        return dump_partial(collected).encode()
+    def _play_beside(self, team: TeamReplica, wanted: Mapping[str, Any], weights: Sequence[bytes]) -> bytes:
+        """Process a request on a thread on which groups of training steps are rolled out without interruption."""
+        if self._loop is None:
+            self._loop = LoopThread()
+            self._loop.__enter__()
+        load = partial(_load, team, weights) if weights else None
 
-    def _play_whole(self, team: TeamReplica, wanted: Mapping[str, Any]) -> bytes:
-        """Roll out all episodes of groups, and return the groups as JSON lines."""
+        async def work() -> bytes:
+            if self._continuous is None:
+                self._continuous = ContinuousRollouts(
+                    team.continuous_setup, team.config.training.tasks_per_step
+                )
+            if "wanted" not in wanted:  # an evaluation
+                await self._continuous.load(load)
+                return b"\n" + dump_groups(0, await self._whole_groups(team, wanted)())
+            found = await self._continuous.exchange(
+                load_wanted(wanted["wanted"]),
+                load,
+                unfinished=wanted["unfinished"],
+                seconds=wanted["seconds"],
+            )
+            rows = [json.dumps(dump_wanted(groups)) for groups in found]
+            return "\n".join(["", *rows]).encode()
+
+        return self._loop.begin(work).result()
+
+    def _whole_groups(
+        self, team: TeamReplica, wanted: Mapping[str, Any]
+    ) -> Callable[[], Coroutine[Any, Any, list[Group]]]:
+        """Return a function that rolls out all episodes of groups."""
         sampling, setup = wanted["sampling"], replace(team.setup, timeline=Timeline())
         if wanted["set"] is not None:  # environment workers hold only the run's environment
             setup = replace(setup, environment=team.config.evaluation.sets[wanted["set"]], workers=None)
@@ -499,7 +485,10 @@ class RayPlayer:
         if not wanted["plainly"]:
             setup = replace(setup, data=team.algorithm.data)
         tasks = [task_from(task) for task in wanted["tasks"]]
-        groups = run_async(
-            lambda: rollout(setup, tasks, wanted["samples"], wanted["seed"], own=wanted["own"])
-        )
-        return dump_groups(0, groups)
+        return partial(rollout, setup, tasks, wanted["samples"], wanted["seed"], own=wanted["own"])
+
+
+def _load(team: TeamReplica, weights: Sequence[bytes]) -> None:
+    for data in weights:
+        plain, tensors = unpacked(data)
+        team.setup.engine.load(plain["policy"], tensors, plain["version"])

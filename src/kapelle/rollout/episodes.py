@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kapelle.algorithm import Data
-from kapelle.engines.rollout.protocol import Interruptible
-from kapelle.engines.rollout.request_queue import PAUSE
+from kapelle.engines.rollout.protocol import HeldRequest
 from kapelle.environment import (
     DrivenByPrograms,
     Outcome,
@@ -32,7 +31,7 @@ from kapelle.rollout.bounded_states import BoundedState, open_state
 from kapelle.rollout.branching import Branch, SharedAnswers
 from kapelle.rollout.interventions import Continuation, Record, does_not_repeat, intervene
 from kapelle.rollout.outcomes import accepted, fault, pending_cancellations
-from kapelle.rollout.partial import EndOfStep, PartialEpisode, PartialGroup, as_recorded
+from kapelle.rollout.partial import Exchange, PartialEpisode, PartialGroup, Wanted, as_recorded
 from kapelle.rollout.scene import LiveScene
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.runs.episode_json import dump_groups, load_groups
@@ -47,7 +46,6 @@ from kapelle.runtime.randomness import (
     random_from_lists,
     restore_random,
 )
-from kapelle.runtime.ranks import Meeting, Peers
 from kapelle.types import Episode, Group, Task, Turn
 
 REDONE = 2
@@ -114,7 +112,7 @@ async def continue_episode(
     episode = await roll_out_episode(setup, task, left.seed, sample, record, on_scene=on_scene)
     how = record.diverged(episode)
     if how is not None:
-        error = does_not_repeat(setup.environment.name, how, "`training.partial_rollouts: 0`")
+        error = does_not_repeat(setup.environment.name, how, "`training.asynchronous: false`")
         return Episode(task, left.seed, setup.team.names, (), error=f"EpisodeError: {error}")
     turns, events = as_recorded(left, episode.turns, episode.reward_events)
     return replace(episode, turns=turns, reward_events=events)
@@ -233,24 +231,101 @@ async def rollout(
 
     If `own` is given, only the tasks with these indices are rolled out, with the same seeds as in a rollout of all tasks.
     """
-    step, widths, interventions = len(tasks), setup.data.widths, setup.data.interventions
-    scheduled = schedule(tasks, samples, seed, one_seed=bool(widths))
-    if own is not None:
-        scheduled = [each for g in own for each in scheduled[g * samples : (g + 1) * samples]]
-        tasks = [tasks[g] for g in own]
-    shared = [SharedAnswers(widths) for _ in tasks] if widths else []
+    groups = begun(setup, tasks, samples, seed)
+    own_groups = groups if own is None else [groups[g] for g in own]
+    return await complete_groups(setup, own_groups, len(tasks), max_concurrent)
 
-    def play_one(number: int, each: ScheduledEpisode) -> Coroutine[Any, Any, Episode]:
-        branch = shared[number // samples].branch(each.sample) if shared else None
-        return roll_out_episode(setup, each.task, each.seed, each.sample, branch=branch)
 
-    episodes = await collect_scheduled(setup, scheduled, play_one, max_concurrent)
-    groups = [Group(task, tuple(episodes[g * samples : (g + 1) * samples])) for g, task in enumerate(tasks)]
-    groups = await compare_episodes(setup, groups)
+def begun(
+    setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int, number: int = 0
+) -> list[PartialGroup]:
+    """Return a group without turns for every task. The argument `number` is the number of the step that starts the groups."""
+    episodes = [
+        PartialEpisode(each.seed) for each in schedule(tasks, samples, seed, one_seed=bool(setup.data.widths))
+    ]
+    return [
+        PartialGroup(task, number, tuple(episodes[g * samples : (g + 1) * samples]))
+        for g, task in enumerate(tasks)
+    ]
+
+
+class Progress:
+    """The state of the episodes of groups that are being rolled out."""
+
+    def __init__(self, groups: Sequence[PartialGroup]) -> None:
+        self.groups = groups
+        self.ended: dict[tuple[int, int], Episode] = {}
+        """The finished episodes, by the index of the group and the index of the episode in the group."""
+        self.scenes: dict[tuple[int, int], LiveScene] = {}
+        """The scenes of the running episodes."""
+
+    def now(self, held: Sequence[HeldRequest]) -> list[PartialGroup]:
+        """Return the groups with the turns so far. The argument `held` contains all unfinished requests."""
+        return [
+            replace(
+                group,
+                episodes=tuple(self._episode((g, k), each, held) for k, each in enumerate(group.episodes)),
+            )
+            for g, group in enumerate(self.groups)
+        ]
+
+    def _episode(
+        self, place: tuple[int, int], before: Episode | PartialEpisode, held: Sequence[HeldRequest]
+    ) -> Episode | PartialEpisode:
+        if isinstance(before, Episode) or place in self.ended:
+            return self.ended.get(place, before)
+        now = self.scenes[place].left(held) if place in self.scenes else None
+        if now is None:
+            return before
+        turns, reward_events = as_recorded(before, now.turns, now.reward_events)
+        return replace(now, turns=turns, reward_events=reward_events)
+
+
+async def complete_groups(
+    setup: RolloutSetup,
+    groups: Sequence[PartialGroup],
+    step: int,
+    max_concurrent: int = 4096,
+    progress: Progress | None = None,
+    gate: asyncio.Semaphore | None = None,
+) -> list[Group]:
+    """Roll out the unfinished episodes of groups concurrently, and return the groups in order.
+
+    The argument `step` is the number of groups of the whole step. The argument `progress` follows the episodes. With a `gate`, the
+    number of concurrent episodes is limited together with other calls.
+    """
+    widths, interventions = setup.data.widths, setup.data.interventions
+    progress = progress or Progress(groups)
+    shared = [SharedAnswers(widths) for _ in groups] if widths else []
+    left = [
+        (g, k, each)
+        for g, group in enumerate(groups)
+        for k, each in enumerate(group.episodes)
+        if isinstance(each, PartialEpisode)
+    ]
+
+    async def one(number: int, each: ScheduledEpisode) -> Episode:
+        g, k, partial_episode = left[number]
+        on_scene = partial(progress.scenes.__setitem__, (g, k))
+        if partial_episode.sampled:
+            episode = await continue_episode(setup, each.task, partial_episode, k, on_scene)
+        else:
+            branch = shared[g].branch(k) if shared else None
+            episode = await roll_out_episode(setup, each.task, each.seed, k, on_scene=on_scene, branch=branch)
+        progress.scenes.pop((g, k), None)
+        progress.ended[g, k] = episode
+        return episode
+
+    scheduled = [ScheduledEpisode(groups[g].task, k, each.seed) for g, k, each in left]
+    found = await collect_scheduled(setup, scheduled, one, max_concurrent, gate=gate)
+    progress.ended |= {
+        (g, k): episode for (g, k, _), episode in zip(left, found, strict=True)
+    }  # with abandoned ones
+    complete = await compare_episodes(setup, [group.group for group in progress.now(())])
     if interventions is None:
-        return groups
+        return complete
     roll_out_all = partial(roll_out_continuations, setup, max_concurrent=max_concurrent)
-    return await intervene(groups, interventions, setup.team, step, setup.environment.name, roll_out_all)
+    return await intervene(complete, interventions, setup.team, step, setup.environment.name, roll_out_all)
 
 
 async def compare_episodes(setup: RolloutSetup, groups: Sequence[Group]) -> list[Group]:
@@ -373,15 +448,15 @@ async def collect_scheduled(
     play_one: Callable[[int, ScheduledEpisode], Coroutine[Any, Any, Episode]],
     max_concurrent: int = 4096,
     *,
-    followed: bool = False,
+    gate: asyncio.Semaphore | None = None,
 ) -> list[Episode]:
     """Roll out all scheduled episodes concurrently, as far as resources allow, and return them in order.
 
-    With `followed`, the sampler waits until an episode has ended completely, because further work depends on the end of the episode.
+    A `gate` limits the number of concurrent episodes together with other calls.
     """
     under_way = at_once(setup, max_concurrent)
-    gate = asyncio.Semaphore(under_way)
-    followed = followed or len(scheduled) > under_way  # the next episode begins when one has ended
+    gate = gate or asyncio.Semaphore(under_way)
+    followed = len(scheduled) > under_way  # the next episode begins when one has ended
     participants: dict[int, Participant] = {}
 
     async def one(number: int, each: ScheduledEpisode) -> Episode:
@@ -414,118 +489,6 @@ async def collect_scheduled(
     return await gather_abandonable(coroutines, given_up)
 
 
-# -------- Partial rollouts: groups are rolled out until enough of them are done; a later step continues the others.
-#
-# The result does not depend on timing, because requests are interrupted when every coroutine waits for a completion. This code is part
-# of this module, and not of a feature, because rollout workers and the scene share it.
-
-Enough = Callable[[Sequence[bool]], bool]
-"""Function that receives whether each group is done, and returns whether the remaining groups may stay unfinished."""
-
-
-def begun(tasks: Sequence[Task], samples: int, seed: int, number: int) -> list[PartialGroup]:
-    """Return groups without samples, with the same seeds as in `rollout`.
-
-    The argument `number` is the number of the step that starts them.
-    """
-    episodes = [PartialEpisode(each.seed) for each in schedule(tasks, samples, seed)]
-    return [
-        PartialGroup(task, number, tuple(episodes[g * samples : (g + 1) * samples]))
-        for g, task in enumerate(tasks)
-    ]
-
-
-async def collect_groups(
-    setup: RolloutSetup, groups: Sequence[PartialGroup], enough: Enough, meeting: Peers | None = None
-) -> list[PartialGroup]:
-    """Continue groups until enough of them are done, and return all groups in their current state, in order.
-
-    The engine of `setup` must be `Interruptible`. If several processes take part (`meeting`), `groups` contains only the groups of
-    this process, and `enough` receives the state of the groups of all processes. Groups are assigned to the processes in turn. The
-    processes synchronise after every `PAUSE` tokens of each sequence, so that the end of the step depends only on the number of
-    tokens.
-    """
-    alone = meeting is None or meeting.size == 1
-    known = {(g, k): each for g, group in enumerate(groups) for k, each in enumerate(group.episodes)}
-    left = {place: each for place, each in known.items() if not isinstance(each, Episode)}
-    places = list(left)
-    scenes: dict[tuple[int, int], LiveScene] = {}
-    stop = asyncio.Event()
-    tasks: list[asyncio.Task[Any]] = []
-
-    def as_they_are() -> list[PartialGroup]:
-        return [
-            replace(group, episodes=tuple(known[g, k] for k, _ in enumerate(group.episodes)))
-            for g, group in enumerate(groups)
-        ]
-
-    async def one(number: int, each: ScheduledEpisode) -> Episode:
-        place, task = places[number], asyncio.current_task()
-        if task is not None:
-            tasks.append(task)
-        on_scene = partial(scenes.__setitem__, place)
-        episode = await continue_episode(setup, each.task, left[place], each.sample, on_scene)
-        scenes.pop(place, None)
-        known[place] = episode
-        if alone and enough([group.done for group in as_they_are()]):
-            stop.set()
-        return episode
-
-    failed: list[BaseException] = []
-
-    def agreed() -> bool:
-        """Exchange which groups are done, and return whether all processes should end.
-
-        If one process fails, all processes end.
-        """
-        assert meeting is not None, "a single process has no meeting"
-        try:
-            shares = meeting.all_gather("groups that are done", lambda: bytes(g.done for g in as_they_are()))
-        except BaseException as error:  # noqa: BLE001 - raised below, outside of the episodes
-            failed.append(error)
-            return True
-        done = [False] * sum(map(len, shares))
-        for rank, share in enumerate(shares):
-            done[rank :: meeting.size] = map(bool, share)
-        return enough(done)
-
-    async def at_pause() -> bool:
-        if agreed():
-            stop.set()
-        return stop.is_set()
-
-    scheduled = [ScheduledEpisode(groups[g].task, k, left[g, k].seed) for g, k in places]
-    playing = asyncio.create_task(collect_scheduled(setup, scheduled, one, followed=True))
-    stopping = asyncio.create_task(stop.wait())
-    tasks += [playing, stopping]
-    assert isinstance(setup.engine, Interruptible), "checked before the run starts"
-    try:
-        if not alone:
-            setup.engine.pause_every(PAUSE, at_pause)
-        await asyncio.wait({playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        # A process without unfinished groups synchronises with the others until all end.
-        while not (alone or stop.is_set() or playing.cancelled() or playing.exception()):
-            if agreed():
-                stop.set()
-        if failed:
-            raise failed[0]
-        if not playing.done():
-            broken = await setup.engine.interrupt()
-            for place, scene in scenes.items():
-                if (now := scene.left(broken)) is not None:
-                    turns, reward_events = as_recorded(left[place], now.turns, now.reward_events)
-                    known[place] = replace(now, turns=turns, reward_events=reward_events)
-        if playing.done():
-            known |= zip(places, playing.result(), strict=True)  # including the groups that were given up
-    finally:  # environments of running episodes are closed within their deadlines
-        if not alone:
-            setup.engine.pause_every(0, None)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=setup.patience.environment)
-    return as_they_are()
-
-
 # -------- Rollouts that ranks share: whole groups are assigned in a fixed order, and every rank receives all of them
 #
 # A group's seeds depend only on its task, so its tokens do not depend on the rank that samples them.
@@ -547,23 +510,13 @@ class CollectsGroups:
         """
         raise NotImplementedError
 
+    def exchange(self, wanted: Wanted, *, unfinished: bool = False, seconds: float = 0.0) -> Exchange:
+        """Roll out groups without interruption, and return those that are finished; see `continuous.ContinuousRollouts`."""
+        raise NotImplementedError
+
     @property
     def weights(self) -> Mapping[str, Mapping[str, Any]]:
         """The tensors that were loaded last, by policy and by tensor name."""
-        raise NotImplementedError
-
-    def abandon(self) -> None:
-        """Abandon requests whose results nobody has waited for."""
-        raise NotImplementedError
-
-    def request_partial(
-        self, setup: RolloutSetup, pool: Sequence[PartialGroup], enough: EndOfStep, meeting: Meeting
-    ) -> Callable[[], Mapping[int, PartialGroup]]:
-        """Request the continuation of this rank's share of the groups, until enough groups are done.
-
-        The returned function waits for the result: a mapping from the index of a group in `pool` to the group. The argument `meeting`
-        connects the ranks.
-        """
         raise NotImplementedError
 
 

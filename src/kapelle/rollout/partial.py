@@ -1,6 +1,6 @@
-"""Data types for unfinished episodes, which the next step continues with newer weights.
+"""Data types for unfinished episodes, which a resumed run continues (`training.asynchronous`).
 
-An episode is determined by its task, its seed and its turns (`interventions.py`), so only the sampled turns are stored. The next step
+An episode is determined by its task, its seed and its turns (`interventions.py`), so only the sampled turns are stored. A resumed run
 replays these turns in a new episode state and continues sampling after them.
 """
 
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from kapelle.engines.rollout.protocol import joined_runs
 from kapelle.runs.episode_json import dump_episode, load_episode
 from kapelle.types import Episode, Group, Json, RewardEvent, Task, Turn
 
@@ -55,34 +57,22 @@ class PartialGroup:
         return Group(self.task, tuple(each for each in self.episodes if isinstance(each, Episode)))
 
 
-@dataclass(frozen=True, slots=True)
-class EndOfStep:
-    """The condition under which a step may end with unfinished groups."""
-
-    must: tuple[int, ...]
-    """Indices of the groups that must finish in this step, because they would become too old."""
-    most: int
-    """Maximum number of groups that may stay unfinished."""
-
-    def __call__(self, done: Sequence[bool]) -> bool:
-        """Return whether the step may end. The argument `done` contains, for each group, whether the group is done."""
-        return all(done[place] for place in self.must) and sum(done) >= len(done) - self.most
-
-
-def grown(turn: Turn, ids: Sequence[int], logprobs: Sequence[float], version: int, weights_hash: str) -> Turn:
-    """Return a turn to which completion tokens were added that these weights sampled."""
-    if turn.completion_ids and not ids:
-        return turn
-    runs = turn.runs if turn.completion_ids else ()
-    before = runs[-1][1] if runs and runs[-1][0] == version else 0
-    runs = (*(runs[:-1] if before else runs), (version, before + len(ids)))
+def continued(begun: Turn, more: Turn) -> Turn:
+    """Return an unfinished turn with the tokens of `more`, which were sampled after its own tokens."""
+    last = begun if begun.completion_ids and not more.completion_ids else more
+    runs = begun.runs if last is begun else joined_runs(begun.runs if begun.completion_ids else (), more.runs)
     return replace(
-        turn,
-        version=version,
-        weights_hash=weights_hash,
-        completion_ids=(*turn.completion_ids, *ids),
-        logprobs=(*turn.logprobs, *logprobs),
+        begun,
+        version=runs[-1][0],
+        weights_hash=last.weights_hash,
+        completion_ids=(*begun.completion_ids, *more.completion_ids),
+        logprobs=(*begun.logprobs, *more.logprobs),
         versions=runs if len(runs) > 1 else (),
+        finish_reason=more.finish_reason,
+        text=more.text,
+        routing=more.routing,
+        constraint=more.constraint,
+        thoughts=more.thoughts,
     )
 
 
@@ -108,17 +98,6 @@ def numbered(turns: Iterable[Turn]) -> list[tuple[tuple[str, int], Turn]]:
         found.append(((turn.agent, taken[turn.agent]), turn))
         taken[turn.agent] += 1
     return found
-
-
-def unfinished_turns(groups: Iterable[PartialGroup]) -> list[Turn]:
-    """Return the trained turns of all episodes that have not failed."""
-    found: list[Turn] = []
-    for each in (episode for group in groups for episode in group.episodes):
-        if isinstance(each, PartialEpisode):
-            found += each.sampled
-        elif each.error is None:
-            found += each.turns
-    return [turn for turn in found if turn.trained]
 
 
 def dump_partial(groups: Iterable[PartialGroup]) -> str:
@@ -150,3 +129,41 @@ def load_partial(text: str) -> list[PartialGroup]:
         parts = episode.turns[:one], episode.turns[one:two], episode.turns[two:]
         members.append(PartialEpisode(episode.seed, *parts, episode.reward_events))
     return [PartialGroup(tasks[place], number, tuple(own)) for place, (number, own) in groups.items()]
+
+
+# -------- Groups that another process rolls out (`continuous.py`)
+
+
+class GroupKey(NamedTuple):
+    """The identity of a group that is rolled out."""
+
+    step: int
+    """Number of the step whose tasks contain the group's task."""
+    place: int
+    """Index of the task among the tasks of this step."""
+    attempt: int = 0
+    """Number of times that the task was replaced because its group had no variance."""
+
+
+Wanted = Mapping[GroupKey, PartialGroup]
+"""Groups by key."""
+
+
+def dump_wanted(groups: Wanted) -> str:
+    """Return groups as JSON lines, of which the first line contains the keys."""
+    return json.dumps([list(key) for key in groups]) + "\n" + dump_partial(groups.values())
+
+
+def load_wanted(text: str) -> dict[GroupKey, PartialGroup]:
+    """Return the groups that `dump_wanted` wrote."""
+    keys, _, rows = text.partition("\n")
+    return dict(zip((GroupKey(*key) for key in json.loads(keys)), load_partial(rows), strict=True))
+
+
+class Exchange(NamedTuple):
+    """The groups that a sampling process returns."""
+
+    finished: Wanted
+    unfinished: Wanted
+    """The other wanted groups with their turns so far, if they were requested. Episodes that have ended may still lack rewards that
+    depend on the whole group."""

@@ -12,8 +12,9 @@ from torch import Tensor
 from kapelle.engines.rollout.protocol import RolloutEngine
 from kapelle.models.weights import hash_of_base
 from kapelle.rollout.outcomes import FirstFailures
-from kapelle.rollout.setup import make_rollout_setup
+from kapelle.rollout.setup import RolloutSetup, make_rollout_setup
 from kapelle.rollout.workers.pool import HeldHere, Hold
+from kapelle.runs.timeline import Timeline
 from kapelle.runtime.randomness import keep_imports_from_drawing
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.model_loading import build_engine, load_models
@@ -66,6 +67,11 @@ class TeamReplica:
             first_failures=FirstFailures(self.config.training.max_failed_share),
         )
         self._loaded: dict[str, int] = {}
+
+    @property
+    def continuous_setup(self) -> RolloutSetup:
+        """The setup for rolling out the groups of training steps."""
+        return replace(self.setup, data=self.algorithm.data, timeline=Timeline())
 
     def load(self, policy: str, weights: Callable[[], Mapping[str, Tensor]], version: int) -> None:
         """Load a policy's weights unless the policy already has this version.

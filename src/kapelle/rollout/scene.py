@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from kapelle.engines.rollout.protocol import (
     Completion,
-    Interrupted,
+    HeldRequest,
     ReadsPrompts,
     Renderer,
     Request,
@@ -33,7 +33,7 @@ from kapelle.rollout.branching import Branch
 from kapelle.rollout.compaction import compacted
 from kapelle.rollout.interventions import Continuation, Record, choose
 from kapelle.rollout.outcomes import checked_rewards, share, text
-from kapelle.rollout.partial import PartialEpisode, grown
+from kapelle.rollout.partial import PartialEpisode, continued
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.runtime.batch_barrier import Participant
 from kapelle.runtime.deadlines import call, within
@@ -42,11 +42,9 @@ from kapelle.team import Agent, Policy
 from kapelle.types import (
     Constraint,
     Episode,
-    FinishReason,
     Image,
     Message,
     RewardEvent,
-    Routing,
     SampledMessage,
     Sampling,
     Task,
@@ -88,52 +86,34 @@ class RequestedTurn:
     dropped: int = 0
     """Number of messages that were removed from the conversation before this turn."""
 
-    def completed(
-        self,
-        ids: Sequence[int] = (),
-        logprobs: Sequence[float] = (),
-        version: int = 0,
-        weights_hash: str = "",
-        finish_reason: FinishReason = "length",
-        text: str = "",
-        routing: Routing | None = None,
-        usage: tuple[int, int] | None = None,
-        constraint: Constraint | None = None,
-        thoughts: int = 0,
-    ) -> Turn:
-        """Return the turn with these sampled tokens (by default none). The method `LiveScene.commit` sets the index of the turn."""
-        if self.begun is not None:
-            known = replace(
-                self.begun,
-                finish_reason=finish_reason,
-                text=text,
-                thoughts=thoughts,
-                routing=routing,
-                constraint=constraint,
-            )
-            return grown(known, ids, logprobs, version, weights_hash)
+    def completed(self, sampled: Completion | HeldRequest | None = None, thoughts: int = 0) -> Turn:
+        """Return the turn with the sampled tokens, or with no tokens. The method `LiveScene.commit` sets the index of the turn."""
         request = self.request
-        return Turn(
+        more = sampled or HeldRequest(request, (), (), (), "")
+        ended = sampled if isinstance(sampled, Completion) else None
+        turn = Turn(
             agent=request.agent,
             policy=request.policy,
-            version=version,
-            weights_hash=weights_hash,
+            version=more.version,
+            weights_hash=more.weights_hash,
             index=-1,
             completed_before=self.completed_before,
             prompt_ids=request.prompt_ids,
-            completion_ids=tuple(ids),
-            logprobs=tuple(logprobs),
-            finish_reason=finish_reason,
-            text=text,
+            completion_ids=more.ids,
+            logprobs=more.logprobs,
+            finish_reason="length" if ended is None else ended.finish_reason,
+            text="" if ended is None else ended.text,
             new_messages=self.new_messages,
             trained=self.trained,
+            versions=more.runs if len(more.runs) > 1 else (),
             images=images_in(request.messages),
-            routing=routing,
-            constraint=constraint,
-            usage=usage,
+            routing=None if ended is None else ended.routing,
+            constraint=request.sampling.constraint if ended is None else ended.constraint,
+            usage=None if ended is None else ended.usage,
             thoughts=thoughts,
             dropped=self.dropped,
         )
+        return turn if self.begun is None else continued(self.begun, turn)
 
 
 def as_message(turn: Turn, renderer: Renderer | None) -> SampledMessage:
@@ -345,11 +325,7 @@ class LiveAgentSession:
             key = (way, name, number, prompt)
             answers = [await branch.answers.once(key, partial(self._complete, request))]
         turns = [
-            requested.completed(
-                *(a.ids, a.logprobs, a.version, a.weights_hash, a.finish_reason, a.text, a.routing, a.usage),
-                constraint=a.constraint,
-                thoughts=renderer.thoughts(prompt, (*request.begun, *a.ids), a.text)[1],
-            )
+            requested.completed(a, renderer.thoughts(prompt, (*request.begun, *a.ids), a.text)[1])
             for a in answers
         ]
         if branch is not None and any(branch.ways[depth:]):
@@ -477,26 +453,19 @@ class LiveScene:
         """The candidates that were not chosen. Their indices follow those of the turns."""
         return tuple(replace(turn, index=len(self._turns) + k) for k, turn in enumerate(self._branches))
 
-    def left(self, broken: Sequence[Interrupted]) -> PartialEpisode | None:
-        """Return the unfinished episode, with the tokens sampled by interrupted requests.
+    def left(self, held: Sequence[HeldRequest]) -> PartialEpisode | None:
+        """Return the unfinished episode, with the tokens sampled by requests on hold.
 
         The result is None if the episode is still replaying a record.
         """
         if self.record is not None and self.record.left:
             return None
-        sampled = {id(each.request): each for each in broken}
-        begun = []
-        for agent in self._sessions:
-            if agent not in self.requested or agent in self.completed:
-                continue
-            turn = self.requested[agent]
-            more = sampled.get(id(turn.request))
-            if more is None:
-                begun.append(turn.begun or turn.completed())
-            else:
-                constraint = turn.request.sampling.constraint
-                sample = (more.ids, more.logprobs, more.version, more.weights_hash)
-                begun.append(turn.completed(*sample, constraint=constraint))
+        sampled = {id(each.request): each for each in held}
+        begun = [
+            turn.completed(sampled.get(id(turn.request)))
+            for agent in self._sessions
+            if agent not in self.completed and (turn := self.requested.get(agent)) is not None
+        ]
         drafts = [self.completed[agent] for agent in self._sessions if agent in self.completed]
         return PartialEpisode(
             self.seed, self.turns, tuple(drafts), tuple(begun), reward_events=tuple(self.reward_events)

@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,7 +17,6 @@ from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import ParityError
 from kapelle.functional.statistics import merge_rows
 from kapelle.rollout.episodes import request_groups
-from kapelle.rollout.partial import PartialGroup, dump_partial, load_partial
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.rows import turns_of
 from kapelle.runs.definitions import is_dead, own_returns
@@ -207,13 +206,10 @@ class StepShare:
     """The part of a step that one process has collected. Keys are the positions of groups in the step."""
 
     groups: Mapping[int, Group]
-    """The finished groups."""
-    left: Mapping[int, PartialGroup] = field(default_factory=dict)
-    """The unfinished groups, which a later step finishes."""
 
     @property
     def in_order(self) -> list[Group]:
-        """The finished groups in the order of their positions."""
+        """The groups in the order of their positions."""
         return [self.groups[place] for place in sorted(self.groups)]
 
 
@@ -228,21 +224,18 @@ def _agree(meeting: Meeting, dead: Sequence[int]) -> list[int]:
     return sorted(place for each in rows for place in each["dead"])
 
 
-def together(ranks: Ranks, meeting: Meeting, collect: Callable[[], StepShare | bytes]) -> StepShare:
+def together(ranks: Ranks, meeting: Meeting, collect: Callable[[], StepShare]) -> StepShare:
     """Let each rank collect its share of a step, and return the whole step in every rank.
 
-    The function `collect` returns the share of this rank, or the share as bytes (`dump_share`). The global random generators
-    are set to the states of rank 0. If an error occurs, it is raised in every rank; other processes of the `meeting` receive
-    the error and stop waiting.
+    The function `collect` returns the share of this rank. The global random generators are set to the states of rank 0. If an
+    error occurs, it is raised in every rank; other processes of the `meeting` receive the error and stop waiting.
     """
     if ranks.size == 1:
-        collected = collect()
-        return collected if isinstance(collected, StepShare) else load_share(collected)
+        return collect()
 
     def share() -> bytes:
         try:
-            collected = collect()
-            return collected if isinstance(collected, bytes) else dump_share(collected)
+            return dump_share(collect())
         except BaseException as error:
             meeting.fail(error)
             raise
@@ -250,18 +243,13 @@ def together(ranks: Ranks, meeting: Meeting, collect: Callable[[], StepShare | b
     parts = [
         load_share(each, draws=rank == 0) for rank, each in enumerate(ranks.all_gather("rollout", share))
     ]
-    return StepShare(
-        {place: group for part in parts for place, group in part.groups.items()},
-        {place: group for part in parts for place, group in part.left.items()},
-    )
+    return StepShare({place: group for part in parts for place, group in part.groups.items()})
 
 
 def dump_share(share: StepShare) -> bytes:
     """Return a share and the current states of the global random generators as bytes with one record per line."""
-    groups, left = dump_groups(0, share.groups.values()), dump_partial(share.left.values()).encode()
-    head = {"random": random_as_lists(capture_random()), "rows": groups.count(b"\n")}
-    head |= {"groups": list(share.groups), "left": list(share.left)}
-    return json.dumps(head).encode() + b"\n" + groups + left
+    head = {"random": random_as_lists(capture_random()), "groups": list(share.groups)}
+    return json.dumps(head).encode() + b"\n" + dump_groups(0, share.groups.values())
 
 
 def load_share(text: bytes, *, draws: bool = True) -> StepShare:
@@ -270,9 +258,4 @@ def load_share(text: bytes, *, draws: bool = True) -> StepShare:
     head = json.loads(first)
     if draws:
         restore_random(random_from_lists(head["random"]))
-    rows = head["rows"]
-    groups = load_groups(map(json.loads, lines[:rows]))
-    left = load_partial(b"\n".join(lines[rows:]).decode())
-    return StepShare(
-        dict(zip(head["groups"], groups, strict=True)), dict(zip(head["left"], left, strict=True))
-    )
+    return StepShare(dict(zip(head["groups"], load_groups(map(json.loads, lines)), strict=True)))

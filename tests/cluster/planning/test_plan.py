@@ -71,7 +71,7 @@ def test_exit_codes_say_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_second_process_has_weights_of_its_own() -> None:
-    one, two = plan("demo"), plan("demo", "training.overlap=true", "training.max_staleness=1")
+    one, two = plan("demo"), plan("demo", "training.asynchronous=true", "training.max_staleness=1")
     assert [process.name for process in two.processes] == ["training", "sampling process"]
     sampling = two.processes[1].phases[0].kinds
     assert sampling["weights"] == one.processes[0].phases[0].kinds["weights"]

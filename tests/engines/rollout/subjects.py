@@ -59,7 +59,9 @@ class Kind:
     holds: bool = False
     """It holds completions to a form, and its log-probs are those over what was allowed."""
     breaks_off: bool = False
-    """Its requests can be broken off and continued."""
+    """Its requests can be put on hold and continued."""
+    repeats: bool = False
+    """A request that was on hold has the tokens that it would have had otherwise."""
     marks: Sequence[pytest.MarkDecorator] = ()
 
 
@@ -186,11 +188,11 @@ def scripted() -> Subject:
 
 
 KINDS: Mapping[str, Kind] = {
-    "local": Kind(local, weights=True, holds=True, breaks_off=True),
-    "stand-in for vllm": Kind(vllm_stand_in, weights=True, holds=True),
+    "local": Kind(local, weights=True, holds=True, breaks_off=True, repeats=True),
+    "stand-in for vllm": Kind(vllm_stand_in, weights=True, holds=True, breaks_off=True),
     "stand-in for a vllm server": Kind(vllm_server_stand_in, weights=True, holds=True),
     "stand-in for an SGLang server": Kind(sglang_server_stand_in, weights=True, cuts=False),
-    "vllm": Kind(vllm, weights=True, holds=True, marks=(pytest.mark.vllm,)),
+    "vllm": Kind(vllm, weights=True, holds=True, breaks_off=True, marks=(pytest.mark.vllm,)),
     "endpoint": Kind(endpoint),
     "scripted": Kind(scripted, samples=False),
 }

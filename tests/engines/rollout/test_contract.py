@@ -15,7 +15,7 @@ from tests.support.episodes import TASK
 from tests.support.tiny import LORA, frozen_copy, stir
 from torch import Tensor
 
-from kapelle.engines.rollout.protocol import Completion, Interrupted, Interruptible, Request, RolloutEngine
+from kapelle.engines.rollout.protocol import Completion, HeldRequest, Interruptible, Request, RolloutEngine
 from kapelle.errors import ConfigError, EngineError
 from kapelle.functional.masking import allowed_words
 from kapelle.models.language_model import LanguageModel
@@ -342,67 +342,84 @@ class TestWeights:
         assert words(asyncio.run(ask(engine, mixed()))) == words(before)
 
 
+async def with_a_hold(
+    engine: RolloutEngine, requests: Sequence[Request], load: Callable[[], None]
+) -> tuple[dict[int, HeldRequest], list[Completion]]:
+    """Put the requests on hold when the first one is complete; return those on hold and all completions."""
+    assert isinstance(engine, Interruptible)
+    engine.run_freely()
+    tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    held = {id(each.request): each for each in await engine.hold()}
+    assert {id(r) for r, task in zip(requests, tasks, strict=True) if not task.done()} == set(held)
+    load()
+    engine.resume()
+    return held, await asyncio.gather(*tasks)
+
+
+def requests_to_hold() -> list[Request]:
+    ways = (Sampling(max_tokens=90), Sampling(max_tokens=90, temperature=0.7, top_p=0.9))
+    return [
+        *(ask_for("a", k, count=3) for k in range(4)),  # a quarter: so many are answered at once
+        *(ask_for(NAMES[k % 3], k, ways[k % 2]) for k in range(1, 10)),
+    ]
+
+
+@asked_of(repeats=True)
+def test_a_hold_changes_nothing(engine: RolloutEngine) -> None:
+    requests = requests_to_hold()
+    whole = asyncio.run(ask(engine, requests))
+    held, found = asyncio.run(with_a_hold(engine, requests, lambda: None))
+    assert sum(len(each.ids) > 0 for each in held.values()) > 4
+    for request, completion, expected in zip(requests, found, whole, strict=True):
+        before = held.get(id(request))
+        if before is not None:
+            assert completion.ids[: len(before.ids)] == before.ids
+            assert completion.logprobs[: len(before.ids)] == before.logprobs
+        assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        assert replace(completion, logprobs=()) == replace(expected, logprobs=())
+
+
 @asked_of(breaks_off=True)
-class TestBrokenOff:
-    """What continues after a publish: every token has the log-prob of the weights that sampled it."""
-
-    async def in_two(
-        self, engine: RolloutEngine, requests: Sequence[Request], between: Callable[[], None]
-    ) -> list[tuple[Interrupted | None, Completion]]:
-        """Break the requests off when the first one is answered; return both parts of each answer."""
-        assert isinstance(engine, Interruptible)
-        tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        broken = {id(each.request): each for each in await engine.interrupt()}
-        assert {id(r) for r, task in zip(requests, tasks, strict=True) if not task.done()} == set(broken)
-        between()
-        rest = [replace(r, begun=broken[id(r)].ids) for r in requests if id(r) in broken]
-        again = iter(await ask(engine, rest))
-        return [
-            (broken.get(id(r)), task.result() if task.done() else next(again))
-            for r, task in zip(requests, tasks, strict=True)
-        ]
-
-    def requests(self) -> list[Request]:
-        ways = (Sampling(max_tokens=90), Sampling(max_tokens=90, temperature=0.7, top_p=0.9))
-        return [
-            *(ask_for("a", k, count=3) for k in range(4)),  # a quarter: so many are answered at once
-            *(ask_for(NAMES[k % 3], k, ways[k % 2]) for k in range(1, 10)),
-        ]
-
-    def test_the_parts_are_the_whole(self, engine: RolloutEngine) -> None:
-        requests = self.requests()
-        whole = asyncio.run(ask(engine, requests))
-        parts = asyncio.run(self.in_two(engine, requests, lambda: None))
-        assert sum(first is not None and len(first.ids) > 0 for first, _ in parts) > 4
-        for (first, second), expected in zip(parts, whole, strict=True):
-            ids, logprobs = ((), ()) if first is None else (first.ids, first.logprobs)
-            assert (*ids, *second.ids) == expected.ids
-            assert (*logprobs, *second.logprobs) == pytest.approx(expected.logprobs, abs=1e-4)
-            assert (second.text, second.finish_reason) == (expected.text, expected.finish_reason)
+class TestOnHold:
+    """Requests that continue after a publish: every token has the log-prob of the weights that sampled it."""
 
     def test_later_tokens_use_the_new_weights_for_the_whole_text(self, engine: RolloutEngine) -> None:
         weights = own_weights()
         drawn = frozen_copy(weights["a"])
         stir(drawn, 71)
-        requests = self.requests()
-        parts = asyncio.run(self.in_two(engine, requests, lambda: engine.load("a", drawn, 5)))
-        for request, (first, second) in zip(requests, parts, strict=True):
-            if first is not None and request.policy == "a":
-                hashes = weights_hash(weights["a"]), weights_hash(drawn)
-                assert (first.version, second.version) == (0, 5)
-                assert (first.weights_hash, second.weights_hash) == hashes
-                before = truth("a", weights["a"], request, first.ids)
-                whole = replace(request, prompt_ids=(*request.prompt_ids, *first.ids))
-                after = truth("a", drawn, whole, second.ids)
-                found = torch.tensor((*first.logprobs, *second.logprobs))
-                assert (torch.cat((before, after)) - found).abs().max() <= 1e-4
+        requests = requests_to_hold()
+        held, found = asyncio.run(with_a_hold(engine, requests, lambda: engine.load("a", drawn, 5)))
+        mixed = 0
+        for request, completion in zip(requests, found, strict=True):
+            first = held.get(id(request))
+            if first is None or request.policy != "a":
+                assert completion.runs == ()
+                continue
+            count, mixed = len(first.ids), mixed + (len(first.ids) > 0)
+            assert first.runs == (((0, count),) if count else ())
+            assert completion.version == 5
+            assert completion.runs == (((0, count), (5, len(completion.ids) - count)) if count else ())
+            assert completion.weights_hash == weights_hash(drawn)
+            before = truth("a", weights["a"], request, first.ids)
+            whole = replace(request, prompt_ids=(*request.prompt_ids, *first.ids))
+            after = truth("a", drawn, whole, completion.ids[count:])
+            sampled = torch.tensor(completion.logprobs)
+            assert (torch.cat((before, after)) - sampled).abs().max() <= 1e-4
+        assert mixed > 0
 
-    def test_without_requests_there_is_nothing_to_break_off(self, engine: RolloutEngine) -> None:
+    def test_without_requests_nothing_is_on_hold(self, engine: RolloutEngine) -> None:
         assert isinstance(engine, Interruptible)
-        assert list(run_async(engine.interrupt)) == []
+        engine.run_freely()
+
+        async def hold() -> list[HeldRequest]:
+            held = list(await engine.hold())
+            engine.resume()
+            return held
+
+        assert run_async(hold) == []
         before = asyncio.run(ask(engine, mixed()))
-        assert list(run_async(engine.interrupt)) == []
+        assert run_async(hold) == []
         assert asyncio.run(ask(engine, mixed())) == before
 
 

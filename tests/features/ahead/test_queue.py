@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from tests.support.tiny import frozen_copy, same_bits
 
 from kapelle import Trainer
 from kapelle.errors import ParityError
-from kapelle.features.ahead.queue import Left, RolloutQueue
-from kapelle.training.rollouts import StepShare
+from kapelle.features.ahead.staleness import Versions
 
 SMALL: dict[str, Any] = {
     "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},
@@ -26,43 +26,22 @@ SMALL: dict[str, Any] = {
 PPO = {"name": "ippo", "gae": {"vtrace": True}, "loss": {"importance_cap": 2.0}}
 
 
-class Player:
-    """Plays steps with the version that acts now, and notes which."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.played: list[int] = []
-
-    def __call__(self, number: int, left: Left = ()) -> StepShare:
-        self.played.append(number)
-        return StepShare({0: group(episode(turn("a", 0, version=self.version)))})
-
-
-def test_a_step_learns_from_weights_of_so_many_steps_before() -> None:
-    ahead, setup, ages = RolloutQueue(2), Player(), []
-    for number in range(1, 7):
-        groups = ahead.take(number, {"a": setup.version}, setup)
-        ages.append(ahead.staleness(groups))
-        setup.version += 1
-    assert setup.played == list(range(1, 9))
-    assert ages == [0.0, 1.0, 2.0, 2.0, 2.0, 2.0]
-
-
-def test_without_staleness_every_step_is_fresh() -> None:
-    ahead, setup = RolloutQueue(0), Player()
-    for number in range(1, 4):
-        (one,) = ahead.take(number, {"a": setup.version}, setup)
-        assert one.episodes[0].turns[0].version == setup.version
-        setup.version += 1
-    assert setup.played == [1, 2, 3]
-
-
-@pytest.mark.parametrize("most", [0, 2])
-def test_other_weights_are_caught_when_they_speak(most: int) -> None:
-    ahead, setup = RolloutQueue(most), Player()
-    ahead.take(1, {"a": 0}, setup)
-    with pytest.raises(ParityError, match="version 0 of policy 'a', but version 1 was published"):
-        ahead.take(2, {"a": 1}, setup)  # the player continues with version 0
+def test_weights_that_are_too_old_or_were_never_published_are_found() -> None:
+    versions = Versions(2)
+    for version in range(5):
+        versions.append({"a": version})
+    ages = [versions.staleness([group(episode(turn("a", 0, version=version)))]) for version in (4, 3, 2)]
+    assert ages == [0.0, 1.0, 2.0]
+    mixed = replace(
+        turn("a", 0, version=4), completion_ids=(1, 2, 3, 4), versions=((2, 1), (4, 3)), logprobs=(-1.0,) * 4
+    )
+    assert versions.staleness([group(episode(mixed))]) == 0.5
+    versions.check([group(episode(mixed))])
+    for version, only_current in ((1, False), (5, False), (3, True)):
+        with pytest.raises(
+            ParityError, match=f"version {version} of policy 'a', but version 4 was published"
+        ):
+            versions.check([group(episode(turn("a", 0, version=version)))], only_current=only_current)
 
 
 @pytest.mark.sample(2)

@@ -129,11 +129,6 @@ def test_tasks_without_end_get_harder_too(tmp_path: Path) -> None:
         ),
         (
             NOISE,
-            {"tasks": {"difficulty": {}}, "training": {"overlap": True}},
-            r"Set `training\.overlap: false`",
-        ),
-        (
-            NOISE,
             {"tasks": {"difficulty": {}}, "training": {"epochs": 2}},
             r"Set `training\.steps` instead",
         ),

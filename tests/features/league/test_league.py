@@ -458,9 +458,8 @@ def learners_of(trainer: Trainer) -> dict[str, Any]:
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("overlap", [False, True])
-def test_who_begins_anew_learns_from_no_game_that_it_played_before(overlap: bool) -> None:
-    training = {"steps": 6, "tasks_per_step": 4, "max_staleness": 2, "overlap": overlap}
+def test_who_begins_anew_learns_from_no_game_that_it_played_before() -> None:
+    training = {"steps": 6, "tasks_per_step": 4, "max_staleness": 2}
     tasks = {"replay": {"groups": 1}}
     league = {"population": "psro", "enter": {"every": 2, "restart": True}, "slots": 2}
     league["population"] = {"name": "psro", "games": 2}
@@ -569,10 +568,8 @@ def test_a_spread_lets_partners_begin_apart_and_the_learner_as_its_base() -> Non
     assert abs(torch.corrcoef(drawn)[0, 1].item()) < 0.2
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_spread_reaches_what_plays(overlap: bool) -> None:
-    with Trainer(**spread(0.3, training={"overlap": overlap, "tasks_per_step": 4})) as trainer:
+def test_a_spread_reaches_what_plays() -> None:
+    with Trainer(**spread(0.3, training={"tasks_per_step": 4})) as trainer:
         assert next(iter(trainer.steps())).metrics["parity/max"] < 1e-4
 
 

@@ -259,8 +259,8 @@ def test_settings_that_cannot_train_are_errors() -> None:
         Trainer(**sections(workflow={"name": "external"}))
     with pytest.raises(ConfigError, match=r"episode.environment_workers"):
         trainer(Watching(), episode={"environment_workers": 1})
-    with pytest.raises(ConfigError, match=r"training.overlap"):
-        trainer(Watching(), training={"steps": 1, "overlap": True, "max_staleness": 1})
+    with pytest.raises(ConfigError, match=r"training.asynchronous"):
+        trainer(Watching(), training={"steps": 1, "asynchronous": True, "max_staleness": 1})
 
 
 def test_demonstrations_need_a_teacher_and_a_program_to_start() -> None:

@@ -109,11 +109,11 @@ def processes(run: PlannedRun) -> list[Process]:
         bases = [base for base in run.shapes if run.device(base) == device]
         count = run.ranks if device == "cpu" else 1
         found.append(Process("training", device, tuple(_training(run, bases, device)), count))
-        if run.overlap:
+        if run.asynchronous:
             resident = _resident(run, bases, device, learns=False)
             kinds = _added(resident, _judges(run, device), *_sampling(run, bases, run.own_tasks))
             found.append(Process("sampling process", device, (Phase("sampling", _vllm(run, bases, kinds)),)))
-    if run.engine == "vllm" and run.served == "start" and not run.overlap:
+    if run.engine == "vllm" and run.served == "start" and not run.asynchronous:
         device = next(iter(run.shapes and map(run.device, run.shapes)))
         weights = sum(run.size(base) * run.outlines[base].parameters for base in run.shapes)
         kinds = {
@@ -127,7 +127,7 @@ def processes(run: PlannedRun) -> list[Process]:
 
 def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Phase]:
     resident = _resident(run, bases, device, learns=True)
-    if not run.overlap:
+    if not run.asynchronous:
         resident = _added(resident, _judges(run, device))
     learning = resident
     if run.shares_weights:
@@ -135,7 +135,7 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
         parts = sum(run.part(size) for base, size in base_copies(run) if base in bases)
         learning = {**resident, "weights": parts + gathered}
     left: Kinds = {}
-    if run.engine == "local" and device == "cpu" and not run.overlap:
+    if run.engine == "local" and device == "cpu" and not run.asynchronous:
         # The merged weights for sampling stay in memory during an update.
         merged = [
             next(sampling_moments(run, base, 1, 1))["merged weights"]
@@ -143,7 +143,7 @@ def _training(run: PlannedRun, bases: Sequence[str], device: str) -> Iterator[Ph
             if any(run.team.policies[turn.policy].base == base for turn in run.work.turns)
         ]
         left = {"merged weights": sum(merged)} if merged else {}
-    if run.algorithm.collects_episodes and not run.overlap:
+    if run.algorithm.collects_episodes and not run.asynchronous:
         yield Phase("sampling", _vllm(run, bases, _added(resident, *_sampling(run, bases, run.own_tasks))))
     yield Phase("update", _worst(_added(learning, left, kinds) for kinds in _update(run, bases, device)))
     if run.problems:

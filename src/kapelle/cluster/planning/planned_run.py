@@ -109,9 +109,9 @@ class PlannedRun:
         )
 
     @property
-    def overlap(self) -> bool:
+    def asynchronous(self) -> bool:
         """Whether a second process samples during the update."""
-        return self.config.training.overlap and self.algorithm.collects_episodes
+        return self.config.training.asynchronous and self.algorithm.collects_episodes
 
     @property
     def engine(self) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from kapelle.engines.rollout.protocol import (
     Completion,
     HasNotes,
-    Interrupted,
+    HeldRequest,
     Interruptible,
     OnTokens,
     Renderer,
@@ -30,6 +30,7 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
     def __init__(self, engines: Sequence[RolloutEngine]) -> None:
         self._engines = tuple(engines)
         self._engine_of = {policy: engine for engine in engines for policy in engine.policies}
+        self._interruptible = [engine for engine in engines if isinstance(engine, Interruptible)]
 
     @property
     def policies(self) -> Sequence[str]:
@@ -63,23 +64,19 @@ class ComposedEngine(Interruptible, ServesCallers, HasNotes):
         """Return the component engine that holds a policy."""
         return self._engine_of[policy]
 
-    async def interrupt(self) -> Sequence[Interrupted]:
-        """Interrupt the requests of each `Interruptible` component engine and return the interrupted requests.
+    def run_freely(self) -> None:
+        """Let every `Interruptible` component engine sample without waiting for busy episodes."""
+        for engine in self._interruptible:
+            engine.run_freely()
 
-        The engines are interrupted one after another. The requests of the other component engines run to completion.
-        """
-        return [
-            broken
-            for engine in self._engines
-            if isinstance(engine, Interruptible)
-            for broken in await engine.interrupt()
-        ]
+    async def hold(self) -> Sequence[HeldRequest]:
+        """Put the requests of each `Interruptible` component engine on hold. The other engines continue."""
+        return [held for engine in self._interruptible for held in await engine.hold()]
 
-    def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
-        """Set the pauses of every `Interruptible` component engine."""
-        for engine in self._engines:
-            if isinstance(engine, Interruptible):
-                engine.pause_every(tokens, pause)
+    def resume(self) -> None:
+        """Continue the requests on hold."""
+        for engine in self._interruptible:
+            engine.resume()
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Pass new weights to the component engine that holds the policy."""

@@ -12,11 +12,11 @@ engine that merely has an attribute named `notes` does not have the ability `Has
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from kapelle.errors import ConfigError, EngineError, noting
+from kapelle.errors import ConfigError, noting
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.settings.checks import Check, RunToCheck
 from kapelle.settings.environments import text_alone
@@ -44,9 +44,8 @@ class Request:
     sample: int = 0
     """The index of the episode in its group, starting at 0. Only recordings use this index."""
     begun: tuple[int, ...] = ()
-    """The token ids of this completion that were sampled before the request was interrupted (see `Interruptible`).
-    These tokens count towards `sampling.max_tokens`. The `ids` of the completion contain only the tokens sampled after
-    the interrupt, but the `text` of the completion covers all tokens."""
+    """The token ids of this completion that an earlier process sampled. These tokens count towards `sampling.max_tokens`. The
+    `ids` of the completion contain only the further tokens, but the `text` of the completion covers all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,9 @@ class Completion:
     constraint: Constraint | None = None
     """The constraint that was applied during decoding; the log-probs are those of the constrained distribution. The
     value is None for samplers that ignore constraints (scripts, human players and endpoints)."""
+    runs: tuple[tuple[int, int], ...] = ()
+    """The versions of the weights that sampled `ids`, each with its number of tokens, in order. The value is empty if `version`
+    sampled all of them (see `Interruptible`)."""
 
 
 class Renderer(Protocol):
@@ -177,40 +179,52 @@ class RolloutEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
-    """An interrupted request, together with the tokens that were sampled before the interrupt."""
+class HeldRequest:
+    """A request that is on hold, together with the tokens that were sampled so far."""
 
     request: Request
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    version: int
+    runs: tuple[tuple[int, int], ...]
+    """The versions of the weights that sampled the tokens, each with its number of tokens, in order."""
     weights_hash: str
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that sampled the last token, or 0 if there are no tokens."""
+        return self.runs[-1][0] if self.runs else 0
+
+
+def joined_runs(*parts: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the parts in one sequence, in which neighbours with the same version are one run."""
+    runs: list[tuple[int, int]] = []
+    for part in parts:
+        for version, count in part:
+            before = runs.pop()[1] if runs and runs[-1][0] == version else 0
+            runs.append((version, before + count))
+    return tuple(runs)
 
 
 class Interruptible:
-    """An engine that can interrupt requests and continue them with new weights (see `training.partial_rollouts`)."""
+    """An engine that can load new weights while it is sampling (see `training.asynchronous`)."""
 
-    async def interrupt(self) -> Sequence[Interrupted]:
-        """Interrupt all requests as soon as every coroutine is waiting for a completion, and return the interrupted requests.
+    def run_freely(self) -> None:
+        """Sample from now on without waiting for episodes whose environments are busy. Results then depend on timing."""
+        raise NotImplementedError
 
-        Requests that are already complete return their completions first. Interrupted requests never complete. To
-        continue an interrupted request, submit a new request with `Request.begun`; the engine then recomputes the
-        prompt and the sampled tokens, so the log-probs of new tokens are those of the new weights.
+    async def hold(self) -> Sequence[HeldRequest]:
+        """Put all unfinished requests on hold, and return them. New requests wait as well.
+
+        While requests are on hold, `load` replaces weights. The caller calls `resume` afterwards.
         """
         raise NotImplementedError
 
-    def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
-        """Await `pause` after about every `tokens` tokens of each row, as soon as every coroutine is waiting for a completion.
+    def resume(self) -> None:
+        """Continue the requests on hold with the current weights.
 
-        If `pause` returns True, sampling stops until `interrupt` is called. Pass None as `pause` to stop pausing. The
-        times of the pauses must depend only on the requests. Training with several processes requires this method.
-        Raises EngineError if the engine does not define this method.
+        The engine reads the prompt and the sampled tokens again, so the log-probs of new tokens are those of the current weights.
         """
-        if pause is not None:
-            raise EngineError(
-                f"The engine {type(self).__name__} does not support pauses, which partial rollouts of several processes "
-                "need. Implement its `pause_every`, train in one process, or set `training.partial_rollouts: 0`."
-            )
+        raise NotImplementedError
 
 
 class EngineSettings(Protocol):
@@ -223,6 +237,13 @@ class EngineSettings(Protocol):
 
 class AllowsInterrupts:
     """Settings of an engine that is `Interruptible`."""
+
+    def check_interrupts(self, *, constrained: bool) -> None:
+        """Raise ConfigError if requests cannot be put on hold with these settings. By default, all settings allow it.
+
+        The argument `constrained` states whether completions are constrained (`Sampling.constraint`).
+        """
+        return
 
 
 class RecordsRouting:
@@ -329,7 +350,7 @@ async def stream_or_generate(
 
 
 ABILITIES: Sequence[tuple[type, str]] = (
-    (Interruptible, "interrupt"),
+    (Interruptible, "hold"),
     (HasNotes, "notes"),
     (HasQueue, "waiting"),
     (ServesCallers, "stream"),

@@ -8,14 +8,15 @@ of time. As a result, runs are repeatable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from kapelle.engines.rollout.protocol import Completion, OnTokens, Request
+from kapelle.engines.rollout.protocol import Completion, HeldRequest, OnTokens, Request, joined_runs
 from kapelle.errors import EngineError
 from kapelle.runtime.batch_barrier import BatchBarrier, Participant, current_participant
 from kapelle.runtime.deadlines import pause_deadline
+from kapelle.types import FinishReason, Routing
 
 QUIET_TICKS = 8
 """The number of iterations of the event loop without a new request after which all coroutines are assumed to be
@@ -42,6 +43,54 @@ class PendingRequest(Generic[Output]):
     notified: bool = False
     on_tokens: OnTokens | None = None
     """A callback that receives the tokens of the request as they are sampled, or None if the request does not stream."""
+    ids: tuple[int, ...] = ()
+    """The tokens that were sampled before the request was put on hold (see `Interruptible`)."""
+    logprobs: tuple[float, ...] = ()
+    runs: tuple[tuple[int, int], ...] = ()
+    """The versions of the weights that sampled `ids`, each with its number of tokens."""
+    weights_hash: str = ""
+    """The hash of the last of these weights."""
+
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        """The prompt and all tokens that were sampled before the request was last put on hold."""
+        return self.request.prompt_ids + self.request.begun + self.ids
+
+    def sampled(self, ids: Sequence[int], logprobs: Sequence[float], version: int, weights_hash: str) -> None:
+        """Add tokens that the weights `version` sampled."""
+        if not ids:
+            return
+        self.ids, self.logprobs = (*self.ids, *ids), (*self.logprobs, *logprobs)
+        self.runs = joined_runs(self.runs, ((version, len(ids)),))
+        self.weights_hash = weights_hash
+
+    def completion(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        finish_reason: FinishReason,
+        text: str,
+        version: int,
+        weights_hash: str,
+        routing: Routing | None = None,
+    ) -> Completion:
+        """Return the completion, of which the weights `version` sampled the last tokens."""
+        self.sampled(ids, logprobs, version, weights_hash)
+        return Completion(
+            self.ids,
+            self.logprobs,
+            finish_reason,
+            text,
+            self.runs[-1][0] if self.runs else version,
+            self.weights_hash or weights_hash,
+            routing,
+            constraint=self.request.sampling.constraint,
+            runs=self.runs if len(self.runs) > 1 else (),
+        )
+
+    def held(self) -> HeldRequest:
+        """Return the request with the tokens sampled so far."""
+        return HeldRequest(self.request, self.ids, self.logprobs, self.runs, self.weights_hash)
 
     def order(self) -> tuple[int, tuple[int, ...], str, int]:
         """Return the key by which requests that arrived since the last decoding are sorted; requests outside rollouts keep their order."""

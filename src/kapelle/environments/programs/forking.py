@@ -62,7 +62,7 @@ def main(descriptor: int, entry: str) -> None:
         traceback.print_exc()
         requests.sendall(json.dumps(f"{type(error).__name__}: {error}").encode() + b"\n")
         return
-    for name, found in list(sys.modules.items()):
+    for name, found in sys.modules.copy().items():
         if name not in before and not installed(found):
             del sys.modules[name]
     os.chdir(here)
@@ -201,7 +201,7 @@ def run_episode(entry: str, control: socket.socket, output: int, job: int) -> No
         before = set(sys.modules)
         result = find(entry)(given["task"])
         result = asyncio.run(awaited(result)) if inspect.isawaitable(result) else result
-        late = [name for name, found in list(sys.modules.items()) if name not in before and installed(found)]
+        late = [name for name, found in sys.modules.copy().items() if name not in before and installed(found)]
         if late:
             os.pwrite(job, json.dumps({"late": late}).encode(), 0)
         post(result)  # this copy is killed afterwards

@@ -1,9 +1,8 @@
-"""Run a second process that samples during the update (`training.overlap`).
+"""Run a second process that samples continuously (`training.asynchronous`).
 
 The process builds the same team from the same settings and reads the base models from disk. Adapters and trained weights are in
-shared memory. The samples depend only on the settings, the number of the step and the weights, so the results of a run are bitwise
-identical to those without this process. If the process dies, a new process repeats the step. If the new process also dies, the run
-stops.
+shared memory. If the process dies, a new process rolls out its groups again. If the new process also dies before it returns an
+answer, the run stops.
 
 The module `server.py` contains the code of the second process.
 """
@@ -14,36 +13,23 @@ import json
 import logging
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import astuple, replace
-from functools import partial
+from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from torch import Tensor, get_num_threads
 
-from kapelle.engines.rollout.protocol import Interruptible
 from kapelle.engines.train.protocol import TrainEngine
-from kapelle.errors import ConfigError, EngineError
-from kapelle.features.ahead.queue import Pending, RolloutsAhead, Sampler, begin_step
+from kapelle.errors import EngineError
 from kapelle.models.lora_bank import copy_weights
-from kapelle.rollout.episodes import CollectsGroups
-from kapelle.rollout.partial import PartialGroup, dump_partial
+from kapelle.rollout.partial import Exchange, Wanted, dump_wanted, load_wanted
 from kapelle.rollout.replica import moves
-from kapelle.rollout.setup import RolloutSetup
-from kapelle.runs.timeline import Timeline
 from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.process_tree import LifeSigns, SharedStatus, how_it_ended, start_server
-from kapelle.runtime.randomness import capture_random, random_as_lists
-from kapelle.runtime.ranks import ALONE, Ranks
 from kapelle.runtime.tensors import SharedTensors, layout_of
 from kapelle.settings.schema import RunConfig
-from kapelle.setup.preparation import PreparedRun
 from kapelle.team import Team
-from kapelle.training.feature import StartedRun
-from kapelle.training.rollouts import Collector, CurrentRollouts, Rollouts, StepShare, together
-from kapelle.training.selection import Roles, tasks_of
 
 SERVER = "kapelle.features.ahead.server"
 """Name of the module that the second process runs."""
@@ -54,7 +40,7 @@ CLOSING = 2.0
 
 
 class SamplingProcess:
-    """Collects the episodes of steps in another process, one step at a time."""
+    """Rolls out groups in another process."""
 
     def __init__(
         self,
@@ -63,14 +49,12 @@ class SamplingProcess:
         bases: Mapping[str, str],
         hashes: Mapping[str, str],
         engine: TrainEngine,
-        ranks: Ranks = ALONE,
     ) -> None:
         """Start the process, which loads its models in the background.
 
         The argument `bases` contains the paths of the team's base models by name, and `hashes` contains the hashes of their weights.
-        The argument `engine` holds all policies. Each of the `ranks` has a process for its share of the work.
+        The argument `engine` holds all policies.
         """
-        self._ranks, self._meeting = ranks, ranks.meeting()
         own = {name: engine.weights(name) for name, policy in team.policies.items() if moves(policy)}
         layout = layout_of(own)
         self._shared = SharedTensors(layout)
@@ -84,7 +68,6 @@ class SamplingProcess:
             "layout": layout,
             "descriptor": self._shared.descriptor,
             "threads": get_num_threads(),
-            "meeting": self._meeting.form,
         }
         self.process: subprocess.Popen[bytes] | None = None
         self.pipe: Connection | None = None
@@ -92,8 +75,6 @@ class SamplingProcess:
         self._still: str | None = None
         """How long the process has given no sign of life, or None if this time is not too long."""
         self._busy = False
-        self.seconds = 0.0
-        """Duration of the last step in seconds."""
         self._start()
 
     @property
@@ -102,58 +83,51 @@ class SamplingProcess:
         return {name: self._shared[name] for name in self._versions}
 
     def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
-        """Load new weights of a policy for the next steps."""
+        """Load new weights of a policy, with which the process samples after the next call of `exchange`."""
         copy_weights(self._shared[policy], weights, f"'{policy}'")
         self._versions[policy] = version
 
-    def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
-        """Start to collect the episodes of step `number`; see `Sampler`.
+    def exchange(self, wanted: Wanted, *, unfinished: bool = False, seconds: float = 0.0) -> Exchange:
+        """Let the process roll out groups, and return those that are finished; see `ContinuousRollouts.exchange`.
 
-        The returned function sets the global random generators to the same states as if this process had collected the episodes. The
-        returned function raises EngineError if the second process is lost twice, or if it has read different base weights from disk
-        than this process.
+        The process first loads the weights of the last calls of `load`. Raises EngineError if the process is lost twice, or if it has
+        read different base weights from disk than this process.
         """
-        if self._busy:  # its step was interrupted and is not needed
-            self._end()
-        place = self._meeting.begin()
-        random = random_as_lists(capture_random())
-        casts = (
-            None
-            if roles is None
-            else [{agent: astuple(cast) for agent, cast in each.items()} for each in roles]
-        )
-        request = (number, dict(self._versions), random, dump_partial(left), place, casts)
-        self.send(request)
-        return partial(together, self._ranks, self._meeting, partial(self._share, request))
-
-    def _share(self, request: tuple[object, ...]) -> bytes:
+        request = {
+            "versions": self._versions,
+            "wanted": dump_wanted(wanted),
+            "unfinished": unfinished,
+            "seconds": seconds,
+        }
+        self._send(request)
         answer = self._answer()
         if answer is None:
             how = self._died()
             logging.getLogger(__name__).warning(
                 "kapelle: The sampling process has ended: %s. If you did not end it, check whether the machine ran out of memory. "
-                "Another process collects step %d.",
+                "Another process samples %d unfinished groups again.",
                 how,
-                request[0],
+                len(wanted),
             )
-            self.send(request)
+            self._send(request)
             answer = self._answer()
             if answer is None:
                 raise EngineError(
-                    f"The sampling process was lost twice at step {request[0]}: {how}, then {self._died()}. See its output "
-                    "above, check the machine's memory, or set `training.overlap: false`."
+                    f"The sampling process was lost twice: {how}, then {self._died()}. See its output above, check the machine's memory, "
+                    "or set `training.asynchronous: false`."
                 )
         for base, found in answer["hashes"].items():
             if found != self._hashes[base]:
                 raise EngineError(
                     f"The weights in '{self._bases[base]}' have changed: the sampling process read {found}, but this process read "
-                    f"{self._hashes[base]}. Resume the run, or set `training.overlap: false`."
+                    f"{self._hashes[base]}. Resume the run, or set `training.asynchronous: false`."
                 )
-        self.seconds = answer["seconds"]
-        return bytes(answer["share"], "ascii")
+        return Exchange(load_wanted(answer["finished"]), load_wanted(answer["unfinished"]))
 
-    def send(self, request: tuple[object, ...]) -> None:
+    def _send(self, request: Mapping[str, object]) -> None:
         """Send a request. If the process has died, `_answer` notices it."""
+        if self._busy:  # the answer to an interrupted request is not needed
+            self._end()
         if self.process is None:
             self._start()
         assert self.pipe is not None
@@ -221,78 +195,3 @@ class SamplingProcess:
         """End the second process."""
         self._end()
         self._shared.close()
-
-
-class SamplingWorkers:
-    """Lets the rollout workers of a cluster collect the episodes of steps during the update."""
-
-    def __init__(self, run: StartedRun, engine: CollectsGroups) -> None:
-        """Set the run, whose rollout engine consists of these workers."""
-        setup, self._engine = replace(run.setup, data=run.algorithm.data), engine
-        self._collector = Collector(run.config, run.algorithm, setup, tasks_of(run.setup, run.config))
-        self._busy = False
-
-    @property
-    def weights(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """The weights of the workers, by policy and tensor name."""
-        return self._engine.weights
-
-    def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
-        """Do nothing, because the workers are the rollout engine of the run and already have the weights."""
-
-    def begin(self, number: int, left: Sequence[PartialGroup] = (), roles: Roles | None = None) -> Pending:
-        """Let the workers start step `number`; see `Sampler`."""
-        setup = replace(self._collector.setup, timeline=Timeline())
-        collector, meeting = replace(self._collector, setup=setup), setup.ranks.meeting()
-        meeting.begin()
-        if self._busy:  # their step was interrupted
-            self._engine.abandon()
-        collector.tasks.assign = None if roles is None else lambda step, count: roles
-        rest = begin_step(collector, number, left, meeting)
-        self._busy = True
-
-        def wait() -> StepShare:
-            groups = together(setup.ranks, meeting, rest)
-            self._busy = False
-            return groups
-
-        return wait
-
-
-def rollouts_ahead(
-    run: StartedRun, acting: RolloutSetup, loaded: PreparedRun, closing: ExitStack, *, own_engine: bool
-) -> Rollouts:
-    """Return the object that collects the episodes of a run ahead of its updates.
-
-    The arguments are the same as those of `make_rollouts`. Raises ConfigError if the engine must return unfinished completions but
-    cannot, or if another process cannot create the engine.
-    """
-    config, bases, player = run.config, loaded.team.bases, run.setup.engine
-    if not run.algorithm.collects_episodes:
-        return CurrentRollouts(run, acting)
-    if config.training.partial_rollouts and not isinstance(player, Interruptible | CollectsGroups):
-        raise ConfigError(
-            f"`training.partial_rollouts` leaves episodes unfinished, but the engine {type(player).__name__} cannot return "
-            "unfinished completions. Make it inherit from `Interruptible`, or set `training.partial_rollouts: 0`."
-        )
-    sampler: Sampler | None = None
-    if config.training.overlap:
-        if isinstance(player, CollectsGroups):
-            sampler = SamplingWorkers(run, player)
-        else:
-            passed = [path for path in bases.values() if path in loaded.given]
-            if passed:
-                raise ConfigError(
-                    f"`training.overlap` samples in another process, which reads models from the disk, but the model "
-                    f"'{passed[0]}' is in this process's memory. Save it and set `model.path` to its folder, or set "
-                    "`training.overlap: false`."
-                )
-            if own_engine:
-                raise ConfigError(
-                    "`training.overlap` samples in another process, which cannot use the rollout engine that was passed. Set the engine in the "
-                    "recipe (`engine`), or set `training.overlap: false`."
-                )
-            ranks = run.setup.ranks
-            sampler = SamplingProcess(config, run.team, bases, run.base_hashes, run.engine, ranks)
-            closing.callback(sampler.close)
-    return RolloutsAhead(run, acting, sampler)

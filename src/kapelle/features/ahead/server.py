@@ -1,31 +1,28 @@
 """Run a process that samples for the process that started it (`process.py`).
 
-The process first reads from a socket which team to build, and then reads one request after another. The process ends together with
-the process that started it, even during a step.
+The process first reads from a socket which team to build, and then reads one request after another. Between two requests, it
+continues to roll out the groups of the last request. The process ends together with the process that started it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import queue
 import signal
 import threading
-import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import sent_error
 from kapelle.runtime.interrupts import SIGNALS
 from kapelle.runtime.machine import long_lived_apart
 from kapelle.runtime.process_tree import SharedStatus, live
-
-if TYPE_CHECKING:
-    from kapelle.training.selection import TrainingTasks
 
 
 def main(descriptor: int, pulse: int, parent: int) -> None:
@@ -33,29 +30,36 @@ def main(descriptor: int, pulse: int, parent: int) -> None:
     for number in SIGNALS:  # the other process handles them and closes the socket
         signal.signal(number, signal.SIG_IGN)
     live(SharedStatus(pulse), parent)
-    pipe = Connection(descriptor)
-    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, requests), daemon=True).start()
+    run_async(partial(_serve, Connection(descriptor)))
+
+
+async def _serve(pipe: Connection) -> None:
+    loop, requests = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+    def arrived(request: Any) -> None:
+        loop.call_soon_threadsafe(requests.put_nowait, request)
+
+    threading.Thread(target=_listen, args=(pipe, arrived), daemon=True).start()
     built: _Sampler | None = None
-    start_with = requests.get()
-    apart = ExitStack()
-    while True:
-        request = requests.get()
-        try:
-            if built is None:
-                built = _Sampler(start_with)
-                apart.enter_context(long_lived_apart())
-            answer = built.collect(*request)
-        except Exception as error:  # noqa: BLE001 - raised in the other process
-            answer = {"error": sent_error(error)}
-        pipe.send_bytes(json.dumps(answer).encode())
+    start_with = await requests.get()
+    with ExitStack() as apart:
+        while True:
+            request = await requests.get()
+            try:
+                if built is None:
+                    built = _Sampler(start_with)
+                    apart.enter_context(long_lived_apart())
+                answer = await built.exchange(**request)
+            except Exception as error:  # noqa: BLE001 - raised in the other process
+                answer = {"error": sent_error(error)}
+            pipe.send_bytes(json.dumps(answer).encode())
 
 
-def _listen(pipe: Connection, requests: queue.SimpleQueue[Any]) -> None:
-    """Add requests to a queue, and end this process when the other process has closed the socket."""
+def _listen(pipe: Connection, arrived: Callable[[Any], None]) -> None:
+    """Pass requests on, and end this process when the other process has closed the socket."""
     while True:
         try:
-            requests.put(json.loads(pipe.recv_bytes()))
+            arrived(json.loads(pipe.recv_bytes()))
         except (EOFError, OSError):
             os._exit(0)
         except BaseException:  # noqa: BLE001 - an unreadable request: the other process notices the end
@@ -68,63 +72,36 @@ class _Sampler:
 
     def __init__(self, start_with: Mapping[str, Any]) -> None:
         """Build the team and its engine from the settings; see `SamplingProcess`."""
+        from kapelle.rollout.continuous import ContinuousRollouts
         from kapelle.rollout.replica import TeamReplica
         from kapelle.runtime import interrupts
-        from kapelle.runtime.ranks import Meeting
         from kapelle.runtime.tensors import SharedTensors
 
         interrupts.commands.append(self)  # the watchdog may end a call that cannot be interrupted
         self._team = TeamReplica(start_with["config"], start_with["bases"], start_with["threads"])
         self._shared = SharedTensors(start_with["layout"], start_with["descriptor"])
-        self._tasks: TrainingTasks | None = None
-        self._meeting = Meeting()
-        if start_with["meeting"] is not None:
-            from kapelle.runtime.rank_group import meeting_from
+        self._rollouts = ContinuousRollouts(
+            self._team.continuous_setup, self._team.config.training.tasks_per_step
+        )
+        self._versions: Mapping[str, int] = {}
 
-            self._meeting = meeting_from(start_with["meeting"])
-
-    def collect(
-        self,
-        number: int,
-        versions: Mapping[str, int],
-        random: Mapping[str, Any],
-        left: str,
-        place: int,
-        roles: Sequence[Mapping[str, Sequence[str]]] | None,
+    async def exchange(
+        self, versions: Mapping[str, int], wanted: str, unfinished: bool, seconds: float
     ) -> dict[str, Any]:
-        """Collect this rank's share of a step and of the unfinished groups (JSON lines).
+        """Load the weights with these versions, and exchange groups; see `ContinuousRollouts.exchange`."""
+        from kapelle.rollout.partial import dump_wanted, load_wanted
 
-        The argument `place` is the number of the call in the meeting. For each task, `roles` maps agents to the policy and the name
-        of the player that take their role. Returns the share (`dump_share`) and the time in seconds.
-        """
-        from kapelle.features.ahead.queue import begin_step
-        from kapelle.rollout.partial import load_partial
-        from kapelle.runs.timeline import Timeline
-        from kapelle.runtime.randomness import random_from_lists, restore_random
-        from kapelle.training.rollouts import Collector, dump_share
-        from kapelle.training.selection import tasks_of
-        from kapelle.types import Cast
-
-        started = time.perf_counter()
-        team = self._team
-        for policy, version in versions.items():
-            team.load(policy, lambda name=policy: self._shared[name], version)  # type: ignore[misc]
-        restore_random(random_from_lists(random))
-        setup = replace(team.setup, data=team.algorithm.data, timeline=Timeline())
-        self._tasks = self._tasks or tasks_of(setup, team.config)
-        casts = [{agent: Cast(*cast) for agent, cast in each.items()} for each in roles or ()]
-        self._tasks.assign = None if roles is None else lambda step, count: casts
-        self._meeting.begin(place)
-        try:
-            collector = Collector(team.config, team.algorithm, setup, self._tasks)
-            share = begin_step(collector, number, load_partial(left), self._meeting)()
-        except Exception as error:
-            self._meeting.fail(error)
-            raise
-        answer = {
-            "hashes": team.hashes,
-            "share": dump_share(share).decode("ascii"),
-            "seconds": time.perf_counter() - started,
+        load = partial(self._load, versions) if versions != self._versions else None
+        found = await self._rollouts.exchange(
+            load_wanted(wanted), load, unfinished=unfinished, seconds=seconds
+        )
+        return {
+            "hashes": self._team.hashes,
+            "finished": dump_wanted(found.finished),
+            "unfinished": dump_wanted(found.unfinished),
         }
-        team.setup.engine.release_caches()
-        return answer
+
+    def _load(self, versions: Mapping[str, int]) -> None:
+        for policy, version in versions.items():
+            self._team.load(policy, lambda name=policy: self._shared[name], version)  # type: ignore[misc]
+        self._versions = versions

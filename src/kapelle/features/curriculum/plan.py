@@ -22,8 +22,6 @@ class DifficultyPlan(FeaturePlan[DifficultyConfig]):
             yield f"`tasks.difficulty` measures every training task, but `{environment.name}` generates tasks without end. Remove it."
         if not run.algorithm.collects_episodes:
             yield f"`tasks.difficulty` measures the team's episodes, but `{run.algorithm.name}` collects none. Remove it."
-        if training.overlap:
-            yield "`tasks.difficulty` is measured by this process. Set `training.overlap: false`."
         if training.epochs is not None:
             yield "`training.epochs` and `tasks.difficulty` cannot be combined. Set `training.steps` instead."
 

@@ -56,7 +56,7 @@ from kapelle.functional.ratings import (
 from kapelle.models.adapters import named
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import read_adapter, save_adapter
-from kapelle.rollout.episodes import CollectsGroups, shared_rollout
+from kapelle.rollout.episodes import shared_rollout
 from kapelle.rollout.evaluation.exploitability import (
     TabularPolicies,
     average,
@@ -212,11 +212,6 @@ class League(Feature):
         self._step = 0
         """Number of the last step whose games were counted."""
         self._exact = _tabulated(setup, self._settings.exact)
-        if self.has_pair_games and len(run.players) > 1 and isinstance(setup.engine, CollectsGroups):
-            raise ConfigError(
-                "`league` plays games for its table of payoffs, but with `training.overlap` the cluster's workers collect the next step at "
-                "that time. Set `training.overlap: false`."
-            )
 
     def _spread(self) -> None:
         """Make partners start with different weights by adding noise to the matrices B of their adapters (`population.spread`)."""

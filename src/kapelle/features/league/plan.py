@@ -91,8 +91,8 @@ def games(league: LeagueConfig, run: RunToCheck) -> Iterator[str]:
             f"`league`: agents '{', '.join(team.turns_of)}' have weights per turn, but a past self has one adapter. Give them "
             "`weights: lora`."
         )
-    if config.training.partial_rollouts:
-        yield "`league`: `training.partial_rollouts` would continue an episode with other members. Set it to 0."
+    if config.training.asynchronous:
+        yield "`league`: `training.asynchronous` would continue an episode with other members. Set it to false."
     if offers(config.environment, DrivenByPrograms):
         yield "`league`: external programs choose their agents themselves. Remove `league`."
 

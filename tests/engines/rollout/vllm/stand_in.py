@@ -79,12 +79,16 @@ class Substitute(VllmModel):
         stopped = output.finish_reason == "stop"
         return FinishedRow(key, tuple(output.ids), tuple(output.logprobs), stopped)
 
-    def abort(self, rows: Sequence[str]) -> None:
+    def abort(self, rows: Sequence[str]) -> Mapping[str, FinishedRow]:
         self.arrived = [row for row in self.arrived if row.id not in rows]
+        if set(rows) >= self.rows.keys():
+            self.decoder.interrupt()
+        found = {}
         for row in rows:
-            self.rows.pop(row, None)
-        if not self.rows:
-            self.decoder.drop()
+            about, output = self.rows.pop(row, (None, None))
+            if about is not None and output is not None and about.followed:
+                found[row] = FinishedRow(row, tuple(output.ids), tuple(output.logprobs), stopped=False)
+        return found
 
     def overwrite(self, weights: Mapping[str, Tensor]) -> None:
         """Overwrite the base's weights, as a running vLLM does."""

@@ -105,6 +105,31 @@ class TestBatches:
         assert isinstance(answered, Completion)
 
 
+def test_a_stop_string_that_begins_before_a_hold_ends_the_completion(engine: VllmEngine) -> None:
+    """The sampler is asked for tokens after the hold alone, so it cannot find such a stop string."""
+    decode = engine.renderer("a").decode
+
+    async def on_hold(stop: Sequence[str], known: int) -> tuple[Completion, int]:
+        engine.run_freely()
+        request = replace(asked("a", 5, 80), sampling=Sampling(max_tokens=80, stop=tuple(stop)))
+        task = asyncio.create_task(engine.generate(request))
+        while True:  # until some tokens have been sampled
+            await asyncio.sleep(0.05)
+            [held] = await engine.hold()
+            if len(held.ids) >= known:
+                engine.resume()
+                return await task, len(held.ids)
+            engine.resume()
+
+    completion, count = asyncio.run(on_hold((), 1))
+    assert 0 < count < len(completion.ids) == 80
+    stop = decode(completion.ids[count - 1 : count + 1])
+    assert stop not in decode(completion.ids[:count])
+    ended, _ = asyncio.run(on_hold((stop,), 1))
+    assert ended.ids == completion.ids[: count + 1]
+    assert (ended.finish_reason, ended.text) == ("stop", decode(ended.ids).partition(stop)[0])
+
+
 class TestPublishing:
     def test_prefixes_are_forgotten_and_old_files_go(
         self, engine: VllmEngine, started: Started, tmp_path: Path

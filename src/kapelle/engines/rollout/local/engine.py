@@ -10,7 +10,7 @@ by arrival. Runs are repeatable because the engine waits and because this order 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -26,7 +26,7 @@ from kapelle.engines.rollout.protocol import (
     Completion,
     HasNotes,
     HasQueue,
-    Interrupted,
+    HeldRequest,
     Interruptible,
     KnowsAlternatives,
     Likeliest,
@@ -173,12 +173,9 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         self._patience = patience
         self._steps, self._at_once = PAUSE, False
         self._pump: asyncio.Task[None] | None = None
-        self._interrupting: asyncio.Future[list[Interrupted]] | None = None
-        """The future that receives the interrupted requests, or None outside `interrupt`."""
-        self._pause: Callable[[], Awaitable[bool]] | None = None
-        self._pause_tokens, self._paused_at = 0, 0
-        self._to_interrupt = asyncio.Event()
-        """An event that is set when `interrupt` has been called since the last call of `pause_every`."""
+        self._holding: asyncio.Future[list[HeldRequest]] | None = None
+        """The future that receives the requests on hold, or None if no request is on hold."""
+        self._resumed = asyncio.Event()
         self.tokens_sampled = 0
         """The number of completion tokens that the engine has sampled."""
 
@@ -257,25 +254,21 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
             self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
         return self._pump
 
-    async def interrupt(self) -> Sequence[Interrupted]:
-        """Interrupt all requests as soon as every coroutine is waiting for a completion (see `Interruptible.interrupt`)."""
-        interrupted: asyncio.Future[list[Interrupted]] = asyncio.get_running_loop().create_future()
-        self._interrupting = interrupted
-        self._to_interrupt.set()
-        try:
-            await self._start_pump()
-            return interrupted.result()
-        finally:
-            self._interrupting = None
+    def run_freely(self) -> None:
+        """Sample from now on without waiting for busy episodes (see `Interruptible.run_freely`)."""
+        self._patience, self._at_once = 0.0, True
 
-    def pause_every(self, tokens: int, pause: Callable[[], Awaitable[bool]] | None) -> None:
-        """Await `pause` after about every `tokens` tokens of each row (see `Interruptible.pause_every`)."""
-        self._pause, self._pause_tokens, self._paused_at = pause, tokens, self._tokens_a_row()
-        self._to_interrupt = asyncio.Event()
+    async def hold(self) -> Sequence[HeldRequest]:
+        """Put all unfinished requests on hold, and return them (see `Interruptible.hold`)."""
+        self._resumed = asyncio.Event()
+        self._holding = asyncio.get_running_loop().create_future()
+        self._start_pump()
+        return await self._holding
 
-    def _tokens_a_row(self) -> int:
-        """Return the total number of decoding steps of all base models, which take turns to sample."""
-        return sum(queue.decoder.steps for queue in self.queues)
+    def resume(self) -> None:
+        """Continue the requests on hold with the current weights (see `Interruptible.resume`)."""
+        self._holding = None
+        self._resumed.set()
 
     @property
     def waiting(self) -> int:
@@ -335,7 +328,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
 
     async def _drain(self, here: BatchBarrier) -> None:
         """Process requests until none is left: wait for all requests that can arrive, then sample from each base model in turn."""
-        while self._interrupting is not None or any(
+        while self._holding is not None or any(
             queue.arrived or queue.waiting or queue.in_flight for queue in self.queues
         ):
             try:
@@ -350,43 +343,32 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
                         pending.fail(error)
             for queue in self.queues:
                 queue.enqueue_arrived()
-            if (
-                self._pause is not None
-                and self._interrupting is None
-                and self._tokens_a_row() - self._paused_at >= self._pause_tokens
-            ):
-                self._paused_at = self._tokens_a_row()
-                if await self._pause():
-                    await self._to_interrupt.wait()
-            if self._interrupting is not None:
-                # First return finished rows; their coroutines may send further requests, which are awaited.
-                before = sum(len(queue.in_flight) for queue in self.queues)
-                for queue in self.queues:
-                    queue.decoder.settle()
-                    self._answer_finished(queue)
-                if before != sum(len(queue.in_flight) for queue in self.queues):
-                    continue
-                # No more requests will arrive: drop all of them, each with the tokens of its row.
-                interrupted: list[Interrupted] = []
-                for queue in self.queues:
-                    queue.decoder.interrupt()
-                    waiting, queue.waiting = queue.waiting, []
-                    for pending in [*queue.clear(), *waiting]:
-                        output = pending.output or RowOutput([], [])
-                        loaded = self._policy(pending.request.policy)
-                        self.tokens_sampled += len(output.ids)
-                        sampled = tuple(output.ids), tuple(output.logprobs)
-                        interrupted.append(
-                            Interrupted(pending.request, *sampled, loaded.version, loaded.hash)
-                        )
-                self._interrupting.set_result(interrupted)
-                return
+            if self._holding is not None:
+                self._holding.set_result([held for queue in self.queues for held in self._hold(queue)])
+                await self._resumed.wait()
+                continue
             for queue in self.queues:
                 try:
                     self._advance(queue)
                 except Exception as error:  # noqa: BLE001 - passed on likewise
                     for pending in queue.clear():
                         pending.fail(error)
+
+    def _hold(self, queue: _ModelQueue) -> list[HeldRequest]:
+        """Remove all rows from the batch, keep their tokens, and return all requests that are waiting from now on."""
+        queue.drop_cancelled()
+        queue.decoder.settle()
+        self._answer_finished(queue)
+        queue.decoder.interrupt()
+        dropped = queue.clear()
+        for pending in dropped:
+            output, pending.output = pending.output, None
+            if output is not None:
+                loaded = self._policy(pending.request.policy)
+                pending.sampled(output.ids, output.logprobs, loaded.version, loaded.hash)
+                self.tokens_sampled += len(output.ids)
+        queue.waiting = [*dropped, *queue.waiting]
+        return [pending.held() for pending in queue.waiting]
 
     def _advance(self, queue: _ModelQueue) -> None:
         """Add waiting requests to the batch, sample a few tokens for each row, and return finished completions."""
@@ -396,17 +378,16 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
 
         room = self.max_rows - queue.decoder.in_flight
         if queue.waiting and room > 0 and queue.decoder.open:
-            requests = [pending.request for pending in queue.waiting[:room]]
             jobs = [
                 Job(
-                    self._policy(r.policy).adapter,
-                    r.prompt_ids + r.begun,
-                    r.sampling,
-                    r.seed,
-                    len(r.begun),
-                    images_in(r.messages),
+                    self._policy(pending.request.policy).adapter,
+                    pending.text_ids,
+                    pending.request.sampling,
+                    pending.request.seed,
+                    len(pending.request.begun) + len(pending.ids),
+                    images_in(pending.request.messages),
                 )
-                for r in requests
+                for pending in queue.waiting[:room]
             ]
             jobs = jobs[: queue.decoder.room(jobs)]
             joining, queue.waiting = queue.waiting[: len(jobs)], queue.waiting[len(jobs) :]
@@ -438,18 +419,12 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
                 continue
             request, loaded, text = pending.request, self._policy(pending.request.policy), output.text
             if text is None:
-                ids = [*request.begun, *output.ids]
+                ids = [*request.begun, *pending.ids, *output.ids]
                 text = str(queue.model.tokenizer.decode(ids, skip_special_tokens=True))
             self.tokens_sampled += len(output.ids)
-            completion = Completion(
-                tuple(output.ids),
-                tuple(output.logprobs),
-                output.finish_reason,
-                text,
-                loaded.version,
-                loaded.hash,
-                output.routing,
-                constraint=request.sampling.constraint,
+            completion = pending.completion(
+                *(output.ids, output.logprobs, output.finish_reason, text),
+                *(loaded.version, loaded.hash, output.routing),
             )
             answers.append((pending, completion))
         queue.in_flight = unfinished

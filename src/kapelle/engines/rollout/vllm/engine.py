@@ -15,17 +15,26 @@ import re
 import secrets
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import cast
 
 from torch import Tensor
 
-from kapelle.engines.rollout.protocol import AppliesConstraints, Completion, HasNotes, Request
+from kapelle.engines.rollout.protocol import (
+    AppliesConstraints,
+    Completion,
+    HasNotes,
+    HeldRequest,
+    Interruptible,
+    Request,
+)
 from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row, Start, VllmModel
 from kapelle.engines.rollout.vllm.worker import WEIGHTS_FILE
@@ -36,6 +45,7 @@ from kapelle.models.lora_bank import layers_of
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.weights import save_adapter, weights_hash
 from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
+from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Policy
 
 _Waiting = PendingRequest[Row]
@@ -61,7 +71,7 @@ class _Queue(RequestQueue[Row]):
             sampler.close()
 
 
-class VllmEngine(AppliesConstraints, HasNotes):
+class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
     """A rollout engine that samples with vLLM from copies of the trainer's base models."""
 
     def __init__(
@@ -89,6 +99,11 @@ class VllmEngine(AppliesConstraints, HasNotes):
         self._files = WeightFiles(folder)
         self._rows = count()
         self._pump: asyncio.Task[None] | None = None
+        self._follows = False
+        """Whether requests can be put on hold."""
+        self._holding: asyncio.Future[list[HeldRequest]] | None = None
+        """The future that receives the requests on hold, or None if no request is on hold."""
+        self._resumed = asyncio.Event()
         local = [policy for policy in policies if policy.endpoint is None]
         self._policies = {policy.name: self._files.begin(policy, models[policy.base]) for policy in local}
         self.queues: dict[int, _Queue] = {}
@@ -136,10 +151,31 @@ class VllmEngine(AppliesConstraints, HasNotes):
             queue.model.masks.begin(
                 request.sampling.constraint
             )  # raises an error for an unsupported constraint before vLLM gets it
+        self._start_pump()
+        return await queue.answer_to(request)
+
+    def _start_pump(self) -> asyncio.Task[None]:
         if self._pump is None or self._pump.done():
             self._forget_interrupted()
             self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
-        return await queue.answer_to(request)
+        return self._pump
+
+    def run_freely(self) -> None:
+        """Sample from now on without waiting for busy episodes (see `Interruptible.run_freely`)."""
+        self._patience, self._follows = 0.0, True
+
+    async def hold(self) -> Sequence[HeldRequest]:
+        """Put all unfinished requests on hold, and return them (see `Interruptible.hold`)."""
+        assert self._follows, "`run_freely` is called first"
+        self._resumed = asyncio.Event()
+        self._holding = asyncio.get_running_loop().create_future()
+        self._start_pump()
+        return await self._holding
+
+    def resume(self) -> None:
+        """Continue the requests on hold with the current weights (see `Interruptible.resume`)."""
+        self._holding = None
+        self._resumed.set()
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Load new weights: an adapter under a new name, or a whole model into vLLM's memory or by restarting vLLM."""
@@ -247,7 +283,9 @@ class VllmEngine(AppliesConstraints, HasNotes):
 
     async def _drain(self, here: BatchBarrier) -> None:
         queues = list(self.queues.values())
-        while any(queue.arrived or queue.waiting or queue.in_flight for queue in queues):
+        while self._holding is not None or any(
+            queue.arrived or queue.waiting or queue.in_flight for queue in queues
+        ):
             try:
                 await wait_for_requests(
                     here, lambda: sum(len(queue.arrived) for queue in queues), self._patience
@@ -255,12 +293,31 @@ class VllmEngine(AppliesConstraints, HasNotes):
             except Exception as error:  # noqa: BLE001 - passed on to the requests that wait
                 for queue in queues:
                     _fail(queue, error)
+            if self._holding is not None:
+                self._holding.set_result([held for queue in queues for held in self._hold(queue)])
+                await self._resumed.wait()
+                continue
             for queue in queues:
                 queue.enqueue_arrived()
                 try:
                     self._advance(queue)
                 except Exception as error:  # noqa: BLE001 - passed on likewise
                     _fail(queue, error)
+
+    def _hold(self, queue: _Queue) -> list[HeldRequest]:
+        """Remove all rows from the batch, keep their tokens, and return all requests that are waiting from now on."""
+        queue.enqueue_arrived()
+        queue.drop_cancelled()
+        dropped, queue.in_flight = queue.in_flight, {}
+        if dropped and queue.sampler is not None:
+            for row, sampled in queue.sampler.abort(list(dropped)).items():
+                loaded = self._policy(dropped[row].request.policy)
+                dropped[row].sampled(sampled.ids, sampled.logprobs, loaded.version, loaded.hash)
+        queue.waiting = [
+            *(pending for pending in dropped.values() if not pending.future.done()),
+            *queue.waiting,
+        ]
+        return [pending.held() for pending in queue.waiting]
 
     def _advance(self, queue: _Queue) -> None:
         """Add waiting rows to the batch, and sample until a row has finished or other requests are due to join."""
@@ -284,19 +341,26 @@ class VllmEngine(AppliesConstraints, HasNotes):
                 if sampled.error is not None:
                     pending.fail(EngineError(sampled.error))
                     continue
-                loaded = self._policy(pending.request.policy)
-                text = str(queue.model.tokenizer.decode(list(sampled.ids), skip_special_tokens=True))
-                for stop in pending.request.sampling.stop:
+                loaded, request = self._policy(pending.request.policy), pending.request
+                before = (*request.begun, *pending.ids)
+                decode = partial(queue.model.tokenizer.decode, skip_special_tokens=True)
+                count, stopped = len(sampled.ids), sampled.stopped
+                if before and request.sampling.stop:
+                    # vLLM searches only the new tokens, so a stop string that begins in earlier tokens is found here.
+                    found = _first_stop(decode, before, sampled.ids, request.sampling.stop)
+                    count, stopped = (count, stopped) if found is None else (found, True)
+                text = str(decode([*before, *sampled.ids[:count]]))
+                for stop in request.sampling.stop:
                     text = text.partition(stop)[0]
                 pending.answer(
-                    Completion(
-                        sampled.ids,
-                        sampled.logprobs,
-                        "stop" if sampled.stopped else "length",
-                        text,
-                        loaded.version,
-                        loaded.hash,
-                        constraint=pending.request.sampling.constraint,
+                    pending.completion(
+                        *(
+                            sampled.ids[:count],
+                            sampled.logprobs[:count],
+                            "stop" if stopped else "length",
+                            text,
+                        ),
+                        *(loaded.version, loaded.hash),
                     )
                 )
 
@@ -324,12 +388,15 @@ class VllmEngine(AppliesConstraints, HasNotes):
         queue.waiting = [pending for pending in queue.waiting if id(pending) not in taken]
         for pending in joining:
             loaded = self._policy(pending.request.policy)
+            request = pending.request
+            done = len(request.begun) + len(pending.ids)
             row = Row(
                 str(next(self._rows)),
-                pending.request.prompt_ids,
-                pending.request.sampling,
-                pending.request.seed,
+                pending.text_ids,
+                replace(request.sampling, max_tokens=request.sampling.max_tokens - done),
+                derive_seed(request.seed, "continued", done) if done else request.seed,
                 loaded.adapter,
+                followed=self._follows,
             )
             try:
                 queue.sampler.add(row)
@@ -348,6 +415,19 @@ class VllmEngine(AppliesConstraints, HasNotes):
                 f"The engine `vllm` has no policy '{policy}'.{did_you_mean(policy, self._policies)}"
             )
         return self._policies[policy]
+
+
+def _first_stop(
+    decode: Callable[[list[int]], str], before: Sequence[int], ids: Sequence[int], stops: Sequence[str]
+) -> int | None:
+    """Return the smallest number of `ids` that complete a stop string after the tokens `before`, or None if there is no stop string."""
+
+    def ends(count: int) -> bool:
+        text = decode([*before, *ids[:count]])
+        return any(stop in text for stop in stops)
+
+    first = bisect_left(range(len(ids) + 1), True, key=ends)
+    return first if first <= len(ids) else None
 
 
 def _release(queues: Mapping[int, _Queue], files: WeightFiles) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,8 @@ class Row:
     sampling: Sampling
     seed: int
     adapter: AdapterFile | None
+    followed: bool = False
+    """Whether `abort` returns the tokens sampled so far. Following a row costs time at every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,8 @@ class VllmModel:
         """Sample a token for each row and return the finished rows. After an error, the sampler is unusable."""
         raise NotImplementedError
 
-    def abort(self, rows: Sequence[str]) -> None:
-        """Drop the rows with these ids."""
+    def abort(self, rows: Sequence[str]) -> Mapping[str, FinishedRow]:
+        """Drop the rows with these ids, and return those that are followed, by id, with their tokens so far."""
         raise NotImplementedError
 
     def forget_prefixes(self) -> None:
@@ -247,6 +249,8 @@ class InProcess(VllmModel):
         self._asleep: set[str] = set()
         """The parts of vLLM's memory that are asleep (the KV cache, the weights, or both)."""
         self._sleeps = bool(given["enable_sleep_mode"])
+        self._followed: dict[str, FinishedRow] = {}
+        """The tokens so far of the rows that are followed."""
         self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**given))
 
     def add(self, row: Row) -> None:
@@ -276,35 +280,44 @@ class InProcess(VllmModel):
             logprobs=0,
             detokenize=bool(sampling.stop),
             structured_outputs=form,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.DELTA if row.followed else RequestOutputKind.FINAL_ONLY,
         )
         adapter = row.adapter
         request = None if adapter is None else LoRARequest(adapter.name, adapter.number, str(adapter.folder))
         prompt = {"prompt_token_ids": list(row.prompt)}
+        if row.followed:
+            self._followed[row.id] = FinishedRow(row.id, (), (), stopped=False)
         self._engine.add_request(row.id, prompt, params, lora_request=request)
 
     def step(self) -> Sequence[FinishedRow]:
         """Sample a token for each row and return the rows that have finished."""
         finished = []
         for output in self._engine.step():
-            if not output.finished:
+            if not output.finished and output.request_id not in self._followed:
                 continue
             (completion,) = output.outputs
+            if not output.finished:
+                before = self._followed[output.request_id]
+                ids, logprobs = _tokens(completion)
+                self._followed[output.request_id] = replace(
+                    before, ids=(*before.ids, *ids), logprobs=(*before.logprobs, *logprobs)
+                )
+                continue
+            before = self._followed.pop(output.request_id, None)
             if completion.finish_reason not in ("stop", "length"):
                 reason = f"vLLM ended a request without a completion ({completion.finish_reason})."
                 finished.append(FinishedRow(output.request_id, (), (), stopped=False, error=reason))
                 continue
-            ids = tuple(completion.token_ids)
-            if completion.logprobs is None or len(completion.logprobs) != len(ids):
-                raise EngineError("vLLM returned tokens without their log-probs.")
-            found = zip(completion.logprobs, ids, strict=True)
-            logprobs = tuple(float(by_token[token].logprob) for by_token, token in found)
+            ids, logprobs = _tokens(completion)
+            if before is not None:
+                ids, logprobs = (*before.ids, *ids), (*before.logprobs, *logprobs)
             finished.append(FinishedRow(output.request_id, ids, logprobs, completion.finish_reason == "stop"))
         return finished
 
-    def abort(self, rows: Sequence[str]) -> None:
-        """Drop the rows with these ids."""
+    def abort(self, rows: Sequence[str]) -> Mapping[str, FinishedRow]:
+        """Drop the rows with these ids, and return those that are followed."""
         self._engine.abort_request(list(rows))
+        return {row: self._followed.pop(row) for row in rows if row in self._followed}
 
     def forget_prefixes(self) -> None:
         """Empty the KV cache."""
@@ -342,3 +355,12 @@ class InProcess(VllmModel):
     def close(self) -> None:
         """Shut down the LLM engine."""
         self._engine.engine_core.shutdown()
+
+
+def _tokens(completion: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return the token ids of vLLM's output with their log-probs."""
+    ids = tuple(completion.token_ids)
+    if completion.logprobs is None or len(completion.logprobs) != len(ids):
+        raise EngineError("vLLM returned tokens without their log-probs.")
+    found = zip(completion.logprobs, ids, strict=True)
+    return ids, tuple(float(by_token[token].logprob) for by_token, token in found)

@@ -177,12 +177,13 @@ class ServedModel(VllmModel):
             found = FinishedRow(row, (), (), stopped=False, error=f"The server did not reply: {error!r}")
         self._done.put(found)
 
-    def abort(self, rows: Sequence[str]) -> None:
-        """Close the connections of these rows, so that the server drops their requests."""
+    def abort(self, rows: Sequence[str]) -> Mapping[str, FinishedRow]:
+        """Close the connections of these rows, so that the server drops their requests. No row is followed."""
         for row in rows:
             sent = self._open.pop(row, None)
             if sent is not None:
                 sent.cancel()
+        return {}
 
     def forget_prefixes(self) -> None:
         """Reset the prefix cache of the server. Servers that do not support this call separate prefixes by adapter name."""

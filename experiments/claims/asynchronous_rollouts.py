@@ -1,4 +1,4 @@
-"""Partial rollouts against waiting for the longest answer, and against dropping what is unfinished."""
+"""Sampling without interruption against waiting for the longest answer, and against dropping what is unfinished."""
 
 from __future__ import annotations
 
@@ -31,16 +31,21 @@ def reaches(run: TableRun, letters: int) -> float:
     return chance
 
 
-def measure(arm: tuple[str, float], seed: int, rate: float) -> Result:
+def measure(arm: tuple[str, bool], seed: int, rate: float) -> Result:
     """Let one agent learn that right answers are long; count decode steps, and see what becomes of answers that are longer than needed."""
-    algorithm, share = arm
+    algorithm, asynchronous = arm
     settings: dict[str, Any] = {
         "name": algorithm,
         "group_size": 4,
         "scale": "none",
         "loss": {"importance_cap": 2.0, "aggregation": "token_mean"},
     }
-    over = {"tasks_per_step": 8, "max_staleness": int(share > 0), "partial_rollouts": share}
+    over = {
+        "tasks_per_step": 8,
+        "max_staleness": 2 * asynchronous,
+        "asynchronous": asynchronous,
+        "steps": STEPS,
+    }
     run = TableRun(recipe_of(GAME, Arm(settings), rate, seed, training=over), start, stepped=True)
     tokens = 0
     worth = [reaches(run, 24)]
@@ -70,56 +75,48 @@ def gap(one: str, other: str, measure: str) -> Any:
 
 
 CLAIM = Claim(
-    name="partial_rollouts",
+    name="asynchronous_rollouts",
     algorithms=("grpo",),
-    claim="Partial rollouts avoid waiting for the longest answer and still learn from long answers, which are lost if unfinished answers are dropped",
-    source="Kimi k1.5, 2501.12599, §2.6.2 (partial rollouts); APRIL, 2509.18521",
+    claim="Sampling without interruption avoids waiting for the longest answer and still learns from long answers, which are lost if answers that continue with new weights are dropped",
+    source="AReaL, 2505.24298, §4 (interruptible rollouts, bounded staleness); Kimi k1.5, 2501.12599, §2.6.2; APRIL, 2509.18521",
     setting=(
         "One agent writes answers that at first end after each letter with probability 0.1 (64 letters at most) "
         "and that are correct if they have at least 24 letters. A step has 4 episodes for each of 8 tasks; 60 "
-        "steps. With partial rollouts a step ends when all groups but 2 are complete; the remaining episodes "
-        "continue in the next step with the new weights and truncated importance weights. The ablation `drop` "
-        "also continues them but does not learn from them. A decode step is one letter for every active answer. "
+        "steps. With `asynchronous` (`training.asynchronous`, `max_staleness: 2`) a step takes the first 8 complete "
+        "groups, 16 groups are sampled at once, and unfinished answers continue with the new weights and truncated "
+        "importance weights. An update takes no decode steps. The ablation `drop` does not learn from groups that "
+        "continued with new weights. A decode step is one letter for every active answer. "
         "`long` is the share of correct answers that have at least twice as many letters as needed: 0.08 at "
         "first, and no reward depends on it."
     ),
     arms={
-        "wait": ("grpo", 0.0),
-        "partial": ("grpo", 0.25),
-        "drop": ("experiments.ablations:Unfinished", 0.25),
+        "wait": ("grpo", False),
+        "asynchronous": ("grpo", True),
+        "drop": ("experiments.ablations:Unfinished", True),
     },
     measure=measure,
     rates=(64.0,),
     quick=2,
     predictions=(
         Prediction(
-            "letters per decode step, `partial` divided by `wait`",
-            lambda found: found["partial"]["per_step"] / found["wait"]["per_step"],
+            "letters per decode step, `asynchronous` divided by `wait`",
+            lambda found: found["asynchronous"]["per_step"] / found["wait"]["per_step"],
             at_least=1.25,
             turned=1.0,
         ),
         Prediction(
-            "return over steps, `wait` minus `partial`",
-            lambda found: found["wait"]["area"] - found["partial"]["area"],
+            "return over steps, `wait` minus `asynchronous`",
+            lambda found: found["wait"]["area"] - found["asynchronous"]["area"],
             at_most=0.03,
         ),
         Prediction(
-            "difference in the share of long answers between `partial` and `wait`",
-            gap("partial", "wait", "long"),
+            "difference in the share of long answers between `asynchronous` and `wait`",
+            gap("asynchronous", "wait", "long"),
             at_most=0.06,
         ),
         better("wait", "drop", 0.03, "long", "share of long answers, `wait` minus `drop`"),
-        better("partial", "drop", 0.05, "area", "return over steps, `partial` minus `drop`"),
+        better("asynchronous", "drop", 0.05, "area", "return over steps, `asynchronous` minus `drop`"),
     ),
     plot="bars",
     plotted=("long", "", "share of correct answers that are long"),
-    remark=(
-        "Dropping makes answers end as soon as they are correct: answers that end then are used and rewarded, and "
-        "answers that continue are not, although their reward would be the same. The loss in return is smaller "
-        "than predicted, because the cut moves along with the answers. In a first run, answers were correct from "
-        "16 letters on, well before a step ends: `partial` sampled 1.38 times as many letters per decode step as "
-        "`wait`, the share of long answers with `drop` was smaller by 0.13, and the return of `drop` was *ahead* "
-        "of that of `partial` by 0.02 (predicted: behind by 0.05). It lost no reward, and with a mean over fewer "
-        "tokens its steps were larger. The required 24 letters are the only setting that was changed."
-    ),
 )

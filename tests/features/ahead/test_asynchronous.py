@@ -1,0 +1,229 @@
+"""Sampling without interruption in another process: which groups a step trains on, and what a stop or a lost process costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.features.ahead.test_queue import SMALL
+from tests.runtime.test_guard import gone, until
+
+from kapelle import Trainer
+from kapelle.errors import EngineError, ParityError
+from kapelle.features.ahead.asynchronous import AsynchronousRollouts, steps_ahead
+from kapelle.features.ahead.process import SERVER, SamplingProcess
+from kapelle.rollout.partial import PartialEpisode
+from kapelle.runtime.foreign_code import received_error
+from kapelle.runtime.process_tree import SharedStatus, is_stopped, start_server
+from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
+from kapelle.training.selection import training_tasks
+from kapelle.training.step_report import Step
+
+TRAINING = {"steps": 6, "tasks_per_step": 4, "max_staleness": 2, "asynchronous": True}
+
+
+def settings(**training: Any) -> dict[str, Any]:
+    """Completions of all lengths up to 120 tokens, which end at the first vowel."""
+    return {
+        **SMALL,
+        "team": {"agents": 2, "lora": {"rank": 2}, "sampling": {"max_tokens": 120, "stop": [*"aeiou"]}},
+        "algorithm": {"name": "grpo", "group_size": 2, "loss": {"importance_cap": 2.0}},
+        "training": {**TRAINING, **training},
+    }
+
+
+def rollouts_of(trainer: Trainer) -> AsynchronousRollouts:
+    rollouts = trainer.loop.rollouts
+    assert isinstance(rollouts, AsynchronousRollouts)
+    return rollouts
+
+
+def sampler_of(trainer: Trainer) -> SamplingProcess:
+    sampler = rollouts_of(trainer).players[-1]
+    assert isinstance(sampler, SamplingProcess)
+    return sampler
+
+
+def check_ages(steps: Sequence[Step], most: int = 2) -> int:
+    """Assert that no token is too old, and return the number of turns that several versions sampled.
+
+    Every step is one optimiser step: the weights that learn in step n have version n - 1.
+    """
+    turns = [
+        (step, turn) for step in steps for group in step.groups for e in group.episodes for turn in e.turns
+    ]
+    for step, turn in turns:
+        assert step.number - 1 - most <= min(version for version, _ in turn.runs)
+        assert max(version for version, _ in turn.runs) <= step.number - 1
+        assert sum(count for _, count in turn.runs) == len(turn.completion_ids) == len(turn.logprobs)
+    for step in steps:
+        assert step.metrics.get("parity/max", 0.0) <= 1e-4
+        assert 0.0 <= step.metrics["staleness"] <= most
+    return sum(bool(turn.versions) for _, turn in turns)
+
+
+def check_tasks(trainer: Trainer, steps: Sequence[Step]) -> None:
+    """Assert that each task of the whole run was trained on once."""
+    config = trainer.config
+    expected = Counter(
+        task.id
+        for number in range(1, config.training.steps + 1)
+        for task in training_tasks(config.environment, config, number)
+    )
+    assert Counter(group.task.id for step in steps for group in step.groups) == expected
+
+
+def test_a_run_trains_once_on_every_group(tmp_path: Path) -> None:
+    with Trainer(**settings(), run_dir=tmp_path / "run") as trainer:
+        steps = list(trainer.steps())
+        check_tasks(trainer, steps)
+    assert check_ages(steps) > 0, "some turns continue with new weights"
+    assert any("parity/max" in step.metrics for step in steps[1:]), "new weights are compared too"
+
+
+@pytest.mark.slow
+def test_a_resumed_run_continues_the_sampled_tokens(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with Trainer(**settings(), run_dir=run) as trainer:
+        steps = [step for _, step in zip(range(2), trainer.steps(), strict=False)]
+        trainer.save()
+        rollouts = rollouts_of(trainer)
+        held = {**rollouts._wanted, **rollouts._finished}
+        assert held
+    with Trainer(**settings(), run_dir=run, resume=True) as trainer:
+        state = rollouts_of(trainer)
+        begun = {
+            (group.task.id, each.seed): each.sampled
+            for group in state._wanted.values()
+            for each in group.episodes
+            if isinstance(each, PartialEpisode)
+        }
+        assert any(turn.completion_ids for turns in begun.values() for turn in turns), "tokens were kept"
+        assert held.keys() == {**state._wanted, **state._finished}.keys()
+        rest = list(trainer.steps())
+        check_tasks(trainer, [*steps, *rest])
+    check_ages([*steps, *rest])
+    found = 0
+    for episode in (e for step in rest for group in step.groups for e in group.episodes):
+        for before in begun.get((episode.task.id, episode.seed), ()):
+            [turn] = [
+                t for t in episode.turns if t.prompt_ids == before.prompt_ids and t.agent == before.agent
+            ]
+            count = len(before.completion_ids)
+            assert turn.completion_ids[:count] == before.completion_ids
+            assert turn.logprobs[:count] == before.logprobs
+            found += count
+    assert found > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (signal.SIGKILL, r"was killed by signal 9 \(SIGKILL\)"),
+        (signal.SIGSTOP, r"stopped responding: it has been stopped \(by SIGSTOP or Ctrl-Z\) for 2 s"),
+    ],
+)
+def test_a_lost_process_is_replaced_and_no_group_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, how: str
+) -> None:
+    monkeypatch.setenv("KAPELLE_STALLED_AFTER", "2")
+    with Trainer(**settings(), run_dir=tmp_path / "run") as trainer:
+        steps = []
+        for step in trainer.steps():
+            steps.append(step)
+            if step.number == 2:
+                process = sampler_of(trainer).process
+                assert process is not None
+                os.kill(process.pid, number)
+        check_tasks(trainer, steps)
+    check_ages(steps)
+    assert re.search(how, caplog.text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "counterfactual", "group_size": 4},
+        {"name": "c3", "group_size": 4},
+        {"name": "grpo", "group_size": 2, "redraw": 2},
+    ],
+)
+def test_algorithms_that_continue_or_replace_episodes(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    chosen = {**settings(steps=3), "algorithm": algorithm}
+    with Trainer(**chosen, run_dir=tmp_path / "run") as trainer:
+        steps = [*trainer.steps()]
+        assert all(len(step.groups) == 4 for step in steps)
+    check_ages(steps)
+
+
+def test_half_of_the_staleness_is_for_long_episodes() -> None:
+    assert [steps_ahead(most) for most in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4]
+
+
+def test_the_other_process_leaves_when_nobody_is_left() -> None:
+    pulse = SharedStatus()
+    process, ours = start_server(SERVER, pulse)
+    ours.close()
+    assert process.wait(60) == 0
+    pulse.close()
+
+
+TRAINER = """
+import sys
+from tests.features.ahead.test_asynchronous import *
+with Trainer(**settings(steps=10**6)) as trainer:
+    trainer.train(1)
+    print(sampler_of(trainer).process.pid, flush=True)
+    trainer.train(10**6)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel continues it there")
+def test_the_other_process_ends_with_a_trainer_that_is_killed_though_it_is_stopped() -> None:
+    words = [sys.executable, "-c", TRAINER]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environ) as trainer:
+        assert trainer.stdout is not None
+        sampler = int(trainer.stdout.readline())
+        os.kill(sampler, signal.SIGSTOP)
+        until(lambda: is_stopped(sampler))
+        trainer.kill()
+    until(lambda: gone(sampler))
+
+
+def test_what_runs_there_comes_back_as_it_was() -> None:
+    before = capture_random()
+    try:
+        random.seed(3)
+        np.random.seed(4)
+        torch.manual_seed(5)
+        state = capture_random()
+        expected = random.random(), float(np.random.rand()), float(torch.rand(1))
+        restore_random(random_from_lists(json.loads(json.dumps(random_as_lists(state)))))
+        assert (random.random(), float(np.random.rand()), float(torch.rand(1))) == expected
+    finally:
+        restore_random(before)
+    error = received_error(
+        {"kind": "ParityError", "message": "other weights", "trace": ""}, "The sampling process"
+    )
+    assert isinstance(error, ParityError)
+    unknown = received_error(
+        {"kind": "KeyError", "message": "'x'", "trace": "in line 7"}, "The sampling process"
+    )
+    assert isinstance(unknown, EngineError)
+    assert "in line 7" in str(unknown)
