@@ -23,7 +23,6 @@ OTHERWISE: dict[str, Any] = {
     "description": "in other words",
     "training.steps": 3,
     "training.epochs": 0.75,  # three steps of two of eight tasks
-    "training.overlap": True,
     "training.max_failed_share": 0.9,
     "training.parity_tolerance": 1.0,
     "training.non_finite": "skip",

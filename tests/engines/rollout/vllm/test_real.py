@@ -20,6 +20,8 @@ import torch
 from tests.engines.rollout.subjects import NAMES, POLICIES, bare, base, own_weights
 from tests.engines.rollout.test_contract import WAYS, ask, ask_for, assert_true, words
 from tests.engines.test_constraints import EVERY, cosine, gradients, policy_of
+from tests.features.ahead.test_asynchronous import check_ages, check_tasks
+from tests.features.ahead.test_asynchronous import settings as asynchronous
 from tests.features.league.test_league import game
 from tests.support.tiny import SIZE, frozen_copy, sections, stir, train_engine
 from tokenizers import AddedToken
@@ -251,6 +253,21 @@ def test_a_run_continues_with_every_publish(
 ) -> None:
     assert max(trained(3, publish, **over)) <= 1e-4
     assert "restarted" not in caplog.text
+
+
+@pytest.mark.parametrize("sharing", ["lora", "shared"])
+def test_an_asynchronous_run_continues_completions_with_new_weights(sharing: str, tmp_path: Path) -> None:
+    chosen = asynchronous()
+    team = {**chosen["team"], "sharing": sharing}
+    if sharing == "shared":
+        team.pop("lora")
+    with Trainer(
+        **{**chosen, "team": team, "model": MODEL, "engine": ENGINE}, run_dir=tmp_path / "run"
+    ) as trainer:
+        steps = list(trainer.steps())
+        check_tasks(trainer, steps)
+    assert check_ages(steps) > 0
+    assert any("parity/max" in step.metrics for step in steps[1:])
 
 
 def test_a_league_samples_past_selves_as_adapters(tmp_path: Path) -> None:

@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -343,13 +342,17 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
                     continue
                 loaded, request = self._policy(pending.request.policy), pending.request
                 before = (*request.begun, *pending.ids)
-                decode = partial(queue.model.tokenizer.decode, skip_special_tokens=True)
+                tokenizer = queue.model.tokenizer
+
+                def decode(ids: Sequence[int], tokenizer: Any = tokenizer) -> str:
+                    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
                 count, stopped = len(sampled.ids), sampled.stopped
                 if before and request.sampling.stop:
                     # vLLM searches only the new tokens, so a stop string that begins in earlier tokens is found here.
                     found = _first_stop(decode, before, sampled.ids, request.sampling.stop)
                     count, stopped = (count, stopped) if found is None else (found, True)
-                text = str(decode([*before, *sampled.ids[:count]]))
+                text = decode([*before, *sampled.ids[:count]])
                 for stop in request.sampling.stop:
                     text = text.partition(stop)[0]
                 pending.answer(
@@ -418,7 +421,7 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
 
 
 def _first_stop(
-    decode: Callable[[list[int]], str], before: Sequence[int], ids: Sequence[int], stops: Sequence[str]
+    decode: Callable[[Sequence[int]], str], before: Sequence[int], ids: Sequence[int], stops: Sequence[str]
 ) -> int | None:
     """Return the smallest number of `ids` that complete a stop string after the tokens `before`, or None if there is no stop string."""
 

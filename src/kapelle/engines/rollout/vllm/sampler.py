@@ -297,21 +297,18 @@ class InProcess(VllmModel):
                 continue
             (completion,) = output.outputs
             if not output.finished:
-                before = self._followed[output.request_id]
-                ids, logprobs = _tokens(completion)
-                self._followed[output.request_id] = replace(
-                    before, ids=(*before.ids, *ids), logprobs=(*before.logprobs, *logprobs)
+                self._followed[output.request_id] = _with_tokens(
+                    self._followed[output.request_id], completion
                 )
                 continue
-            before = self._followed.pop(output.request_id, None)
+            row = self._followed.pop(output.request_id, FinishedRow(output.request_id, (), (), stopped=False))
             if completion.finish_reason not in ("stop", "length"):
                 reason = f"vLLM ended a request without a completion ({completion.finish_reason})."
-                finished.append(FinishedRow(output.request_id, (), (), stopped=False, error=reason))
+                finished.append(FinishedRow(row.id, (), (), stopped=False, error=reason))
                 continue
-            ids, logprobs = _tokens(completion)
-            if before is not None:
-                ids, logprobs = (*before.ids, *ids), (*before.logprobs, *logprobs)
-            finished.append(FinishedRow(output.request_id, ids, logprobs, completion.finish_reason == "stop"))
+            finished.append(
+                replace(_with_tokens(row, completion), stopped=completion.finish_reason == "stop")
+            )
         return finished
 
     def abort(self, rows: Sequence[str]) -> Mapping[str, FinishedRow]:
@@ -357,10 +354,11 @@ class InProcess(VllmModel):
         self._engine.engine_core.shutdown()
 
 
-def _tokens(completion: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the token ids of vLLM's output with their log-probs."""
+def _with_tokens(row: FinishedRow, completion: Any) -> FinishedRow:
+    """Return a row with the further tokens of vLLM's output."""
     ids = tuple(completion.token_ids)
     if completion.logprobs is None or len(completion.logprobs) != len(ids):
         raise EngineError("vLLM returned tokens without their log-probs.")
     found = zip(completion.logprobs, ids, strict=True)
-    return ids, tuple(float(by_token[token].logprob) for by_token, token in found)
+    logprobs = tuple(float(by_token[token].logprob) for by_token, token in found)
+    return replace(row, ids=(*row.ids, *ids), logprobs=(*row.logprobs, *logprobs))
