@@ -398,6 +398,9 @@ _OF_GRPO = "`algorithm.name: grpo` and {} (docs/algorithms/grpo.md)"
 ELSEWHERE = {
     "dapo": _OF_GRPO.format("`algorithm.loss.clip_high: 0.28`, `algorithm.redraw: 3`"),
     "dr_grpo": _OF_GRPO.format("`algorithm.scale: none`, `algorithm.loss.aggregation: sequence_sum`"),
+    "max_rl": _OF_GRPO.format("`algorithm.scale: mean`"),
+    "maxrl": _OF_GRPO.format("`algorithm.scale: mean`"),
+    "dppo": _OF_GRPO.format("`algorithm.loss.kind: dppo`"),
     "gspo": _OF_GRPO.format("`algorithm.loss.level: sequence`"),
     "cispo": _OF_GRPO.format("`algorithm.loss.kind: cispo`"),
     "sapo": _OF_GRPO.format("`algorithm.loss.kind: sapo`"),
