@@ -16,6 +16,7 @@ BUILTIN: Mapping[str, str] = {
     "grpo": "kapelle.algorithms.grpo:GRPO",
     "rloo": "kapelle.algorithms.rloo:RLOO",
     "opo": "kapelle.algorithms.opo:OPO",
+    "gdpo": "kapelle.algorithms.gdpo:GDPO",
     "remax": "kapelle.algorithms.remax:ReMax",
     "reinforce_plus_plus": "kapelle.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
     "rae": "kapelle.algorithms.rae:RAE",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from kapelle.algorithms.distill import Distill as Distill
     from kapelle.algorithms.dpo import DPO as DPO
     from kapelle.algorithms.dr_mas import DrMAS as DrMAS
+    from kapelle.algorithms.gdpo import GDPO as GDPO
     from kapelle.algorithms.gigpo import GiGPO as GiGPO
     from kapelle.algorithms.grpo import GRPO as GRPO
     from kapelle.algorithms.happo import HAPPO as HAPPO
