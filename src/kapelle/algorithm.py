@@ -154,6 +154,8 @@ class UpdateSamples(NamedTuple):
     """Samples on which the critics are trained."""
     groups: Sequence[Group]
     """The episodes from which the samples come."""
+    observed: Sequence[Sample] = ()
+    """Samples of the policies' observations (`Data.observations`), which are part of the update of their policy."""
 
 
 Move: TypeAlias = Callable[[Mover, Sequence[str], UpdateSamples], dict[str, float]]
@@ -162,7 +164,8 @@ Move: TypeAlias = Callable[[Mover, Sequence[str], UpdateSamples], dict[str, floa
 
 def at_once(mover: Mover, chosen: Sequence[str], samples: UpdateSamples) -> dict[str, float]:
     """Update the chosen policies and all critics together."""
-    own = [sample for sample in samples.policies.values() if sample.learner in chosen]
+    samples_of_policies = (*samples.policies.values(), *samples.observed)
+    own = [sample for sample in samples_of_policies if sample.learner in chosen]
     learning = [*own, *samples.critics]
     return mover.update(learning) if learning else {}
 
@@ -293,7 +296,8 @@ class Data:
     scores: bool = False
     """Whether the credit function reads `Turn.score`, in which case the workflow must score turns."""
     observations: float = 0.0
-    """Weight of the loss on the agent's next observations, for algorithms without credit; with 0, observations are excluded."""
+    """Weight of the loss on the agent's next observations; with 0, observations are excluded. For algorithms with credit, the mask of
+    these targets is 0, and the loss reads `Targets.observed_S`."""
 
 
 @dataclass(frozen=True, slots=True)

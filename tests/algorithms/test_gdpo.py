@@ -56,9 +56,7 @@ def test_the_weight_decides_and_not_the_scale_of_a_reward() -> None:
     ]
     # ±(1 + ¼)/√2 and ±(1 − ¼)/√2: variance 2·(25/16 + 9/16)/2/3 = 17/24.
     found = advantages({"right": 1.0, "short": 0.25}, groups)
-    assert found == pytest.approx(
-        [x * S2 / math.sqrt(17 / 24) for x in (1.25, -1.25, 0.75, -0.75)], rel=1e-5
-    )
+    assert found == pytest.approx([x * S2 / math.sqrt(17 / 24) for x in (1.25, -1.25, 0.75, -0.75)], rel=1e-5)
 
 
 def test_one_reward_in_one_group_is_reinforce_plus_plus_with_a_group_baseline() -> None:
@@ -71,7 +69,10 @@ def test_one_reward_in_one_group_is_reinforce_plus_plus_with_a_group_baseline() 
 def test_a_reward_that_does_not_apply_leaves_its_own_group_only() -> None:
     groups = [
         group(
-            solo(right=1.0, short=None), solo(right=0.0, short=1.0), solo(right=0.0, short=0.0), solo(short=None)
+            solo(right=1.0, short=None),
+            solo(right=0.0, short=1.0),
+            solo(right=0.0, short=0.0),
+            solo(short=None),
         )
     ]
     # right: 1, 0, 0, std 1/√3: 2/√3, −1/√3, −1/√3; short: 1 and 0: ±1/√2. The last one has neither.

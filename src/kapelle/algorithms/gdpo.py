@@ -121,7 +121,11 @@ def _absent(name: str, groups: Sequence[Group]) -> AlgorithmError:
         for key, value in episode.info.items()
         if isinstance(value, int | float)
     }
-    names = f"They report {', '.join(f'`{each}`' for each in sorted(known))}." if known else "They report no number."
+    names = (
+        f"They report {', '.join(f'`{each}`' for each in sorted(known))}."
+        if known
+        else "They report no number."
+    )
     return AlgorithmError(
         f"Algorithm 'gdpo': no episode of the step reports `{name}`, which `algorithm.weights` names. {names} Name these, or "
         "use the environment `rewarded` with reward functions."

@@ -84,6 +84,11 @@ class SurrogateConfig(Settings):
     """The weight of the entropy bonus at the end of the run. The weight changes linearly from `entropy_coefficient` to this
     value (like an annealed temperature, arXiv:2206.05825); with null, it is constant. A high weight keeps early policies
     diverse, and a low final weight lets the policies approach the optimum of the reward alone."""
+    world_model: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """α, the weight of the loss on the agent's next observations (ECHO, arXiv:2605.24517). The policy then also learns to predict
+    the tokens that its next prompt adds after its completion, such as the results of tools. Their negative log-likelihood is
+    averaged by `aggregation` like the policy loss and divided by the same divisor, which counts only generated tokens or
+    completions. With 0, observations are not trained on."""
     importance_cap: float | None = Field(default=None, ge=1.0)
     """The cap C of truncated importance sampling. If the cap is set, the denominator of ρ is the trainer's probability before
     the update, and each token has the weight min(C, π_trainer/π_sampler). With `level: turn` or `sequence`, each completion
@@ -228,15 +233,25 @@ def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateCon
         assert outputs.entropy_K is not None, "an entropy bonus needs `Algorithm.entropy`"
         loss_K = loss_K - s.entropy_coefficient * outputs.entropy_K
 
-    aggregation = s.aggregation or ("token_mean" if s.level == "token" else "sequence_mean")
     times_K = targets.columns.get(Column.WEIGHT)
-    if aggregation == "token_mean":
-        total, weight = masking.token_mean(loss_K, mask_K, times_K)
-    elif aggregation == "sequence_mean":
-        total, weight = masking.sequence_mean(loss_K, *completions, times_K)
-    else:
-        total, weight = masking.sequence_sum_over_constant(loss_K, *completions, times_K, constant=s.constant)
+    total, weight = _aggregated(s, loss_K, mask_K, targets, times_K)
+    if s.world_model and targets.observed_S is not None:
+        observed_K = targets.observed_S[targets.segment_K]
+        total = total + s.world_model * _aggregated(s, -logp_K, observed_K, targets).total
+        metrics["nll_heard"] = (masking.masked_sum(-logp_K.detach(), observed_K), observed_K.sum())
     return Loss(total, weight, metrics)
+
+
+def _aggregated(
+    s: SurrogateConfig, loss_K: Tensor, mask_K: Tensor, targets: Targets, times_K: Tensor | None = None
+) -> masking.WeightedSum:
+    aggregation = s.aggregation or ("token_mean" if s.level == "token" else "sequence_mean")
+    completions = (mask_K, targets.segment_K, targets.segments)
+    if aggregation == "token_mean":
+        return masking.token_mean(loss_K, mask_K, times_K)
+    if aggregation == "sequence_mean":
+        return masking.sequence_mean(loss_K, *completions, times_K)
+    return masking.sequence_sum_over_constant(loss_K, *completions, times_K, constant=s.constant)
 
 
 class ValueLossConfig(Settings):
