@@ -417,6 +417,8 @@ ELSEWHERE = {
     "maremax": "`algorithm.name: remax`",
     "madpo": "`algorithm.name: dpo`",
     "gkd": "`algorithm.name: distill`",
+    "echo": "`algorithm.loss.world_model` above 0 (docs/algorithms/grpo.md)",
+    "agon": "`algorithm.name: cory` and `algorithm.reward: win`",
 }
 """Mapping from the name of an algorithm in papers or other libraries to the settings that select this algorithm in kapelle."""
 

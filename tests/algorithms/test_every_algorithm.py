@@ -43,7 +43,7 @@ def run_of(name: str) -> dict[str, Any]:
     workflow = (
         {"name": "cory"}
         if name == "cory"
-        else {"name": "debate", "rounds": 2, "score_rounds": name in {"maporl", "verifier"}}
+        else {"name": "debate", "rounds": 2, "score_rounds": name in {"mada_rl", "maporl", "verifier"}}
     )
     return {
         "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},

@@ -28,6 +28,7 @@ BUILTIN: Mapping[str, str] = {
     "ccpo": "kapelle.algorithms.ccpo:CCPO",
     "sharp": "kapelle.algorithms.sharp:SHARP",
     "cory": "kapelle.algorithms.cory:CORY",
+    "mada_rl": "kapelle.algorithms.mada_rl:MADARL",
     "magrpo": "kapelle.algorithms.magrpo:MAGRPO",
     "m_grpo": "kapelle.algorithms.m_grpo:MGRPO",
     "dr_mas": "kapelle.algorithms.dr_mas:DrMAS",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from kapelle.algorithms.grpo import GRPO as GRPO
     from kapelle.algorithms.happo import HAPPO as HAPPO
     from kapelle.algorithms.m_grpo import MGRPO as MGRPO
+    from kapelle.algorithms.mada_rl import MADARL as MADARL
     from kapelle.algorithms.magrpo import MAGRPO as MAGRPO
     from kapelle.algorithms.maporl import MAPoRL as MAPoRL
     from kapelle.algorithms.mappo import MAPPO as MAPPO
