@@ -119,6 +119,19 @@ def test_maxrl_follows_the_likelihood_of_success(group_size: int, arm: int) -> N
     assert found == pytest.approx({"a": likelihood_up_to(group_size - 1, game.counts[arm] / 4)})
 
 
+def test_maxrl_without_its_baseline_goes_one_order_further() -> None:
+    """The mean log-prob of the successes, where there are any: the paper's own estimator, of order N."""
+    game = Game(("a",), lambda said: {"a": float(said[0] == (1,))}, ARMS)
+    tables, groups = Tables(game, None), game.population(3)
+    total = torch.zeros((), dtype=torch.float64)
+    for each in groups:
+        successes = [tables.turns(one)[0].sum() for one in each.episodes if one.total("a")]
+        if successes:
+            total = total + torch.stack(successes).mean() / len(groups)
+    (tables.ascent["a"],) = torch.autograd.grad(total, tables.logits["a"])
+    assert multiples(tables) == pytest.approx({"a": likelihood_up_to(3, 0.25)})
+
+
 class Siblings(Game):
     """Who speaks later reads what the first one reads: answers to one question."""
 
