@@ -154,6 +154,8 @@ class UpdateSamples(NamedTuple):
     """Samples on which the critics are trained."""
     groups: Sequence[Group]
     """The episodes from which the samples come."""
+    observed: Sequence[Sample] = ()
+    """Samples of the policies' observations (`Data.observations`), which are part of the update of their policy."""
 
 
 Move: TypeAlias = Callable[[Mover, Sequence[str], UpdateSamples], dict[str, float]]
@@ -162,7 +164,8 @@ Move: TypeAlias = Callable[[Mover, Sequence[str], UpdateSamples], dict[str, floa
 
 def at_once(mover: Mover, chosen: Sequence[str], samples: UpdateSamples) -> dict[str, float]:
     """Update the chosen policies and all critics together."""
-    own = [sample for sample in samples.policies.values() if sample.learner in chosen]
+    samples_of_policies = (*samples.policies.values(), *samples.observed)
+    own = [sample for sample in samples_of_policies if sample.learner in chosen]
     learning = [*own, *samples.critics]
     return mover.update(learning) if learning else {}
 
@@ -293,7 +296,8 @@ class Data:
     scores: bool = False
     """Whether the credit function reads `Turn.score`, in which case the workflow must score turns."""
     observations: float = 0.0
-    """Weight of the loss on the agent's next observations, for algorithms without credit; with 0, observations are excluded."""
+    """Weight of the loss on the agent's next observations; with 0, observations are excluded. For algorithms with credit, the mask of
+    these targets is 0, and the loss reads `Targets.observed_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +402,9 @@ _OF_GRPO = "`algorithm.name: grpo` and {} (docs/algorithms/grpo.md)"
 ELSEWHERE = {
     "dapo": _OF_GRPO.format("`algorithm.loss.clip_high: 0.28`, `algorithm.redraw: 3`"),
     "dr_grpo": _OF_GRPO.format("`algorithm.scale: none`, `algorithm.loss.aggregation: sequence_sum`"),
+    "max_rl": _OF_GRPO.format("`algorithm.scale: mean`"),
+    "maxrl": _OF_GRPO.format("`algorithm.scale: mean`"),
+    "dppo": _OF_GRPO.format("`algorithm.loss.kind: dppo`"),
     "gspo": _OF_GRPO.format("`algorithm.loss.level: sequence`"),
     "cispo": _OF_GRPO.format("`algorithm.loss.kind: cispo`"),
     "sapo": _OF_GRPO.format("`algorithm.loss.kind: sapo`"),
@@ -410,6 +417,8 @@ ELSEWHERE = {
     "maremax": "`algorithm.name: remax`",
     "madpo": "`algorithm.name: dpo`",
     "gkd": "`algorithm.name: distill`",
+    "echo": "`algorithm.loss.world_model` above 0 (docs/algorithms/grpo.md)",
+    "agon": "`algorithm.name: cory` and `algorithm.reward: win`",
 }
 """Mapping from the name of an algorithm in papers or other libraries to the settings that select this algorithm in kapelle."""
 

@@ -119,6 +119,23 @@ class TestRow:
         one, other = row.credit(groups, Signals()), base.credit(groups, Signals())
         assert all(torch.equal(one[key].advantage_T, other[key].advantage_T) for key in one)
 
+    def test_rivals_win_by_the_better_answer(self) -> None:
+        """Agon: the pioneer wins, the observer wins, and both are right."""
+        pairs = [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)]
+        episodes = [episode(turn("p", 0), turn("o", 1), rewards={"p": p, "o": o}) for p, o in pairs]
+        row = cory(reward="win").build()
+        assert row.returns is not None
+        assert [dict(row.returns(each)) for each in episodes] == [
+            {"p": 1.0, "o": 0.0},
+            {"p": 0.0, "o": 1.0},
+            {"p": 0.0, "o": 0.0},
+        ]
+        assert row.credit is not None
+        given = row.credit([group(*episodes)], Signals())
+        # A win is ⅔ above the mean of the three attempts, and anything else ⅓ below.
+        expected = [2 / 3, -1 / 3, -1 / 3, 2 / 3, -1 / 3, -1 / 3]
+        assert [float(given[key].advantage_T[0]) for key in sorted(given)] == pytest.approx(expected)
+
     @pytest.mark.parametrize(
         ("base", "said"),
         [

@@ -21,6 +21,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cory": {"swap_every": 2, "base": {"name": "rloo", "group_size": 2}},
     "distill": {"teacher": "teacher"},
     "dpo": {"group_size": 3},
+    "gdpo": {"group_size": 2, "weights": {"thirds": 1.0, "sevenths": 0.5}},
     "grpo": {"group_size": 2, "redraw": 1},
     "maporl": {"group_size": 2},
     "qmix": {"group_size": 2, "credit_warmup_steps": 1, "fit": {"min_fill": 2, "updates": 2}},
@@ -33,18 +34,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def run_of(name: str) -> dict[str, Any]:
     """Two agents that are paid for noise, two rounds each, three steps."""
-    demonstrated = name == "sft"
+    environment: dict[str, Any] = {"name": "tests.support.plugins:Digest"}
+    if name == "sft":
+        environment = {"name": "arithmetic", "digits": 1}
+    elif name == "gdpo":
+        environment = {"name": "tests.support.plugins:Counted"}
     sharing = {"ppo": "shared", "verifier": "frozen"}.get(name, "lora")
     workflow = (
         {"name": "cory"}
         if name == "cory"
-        else {"name": "debate", "rounds": 2, "score_rounds": name in {"maporl", "verifier"}}
+        else {"name": "debate", "rounds": 2, "score_rounds": name in {"mada_rl", "maporl", "verifier"}}
     )
     return {
         "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},
-        "environment": {"name": "arithmetic", "digits": 1}
-        if demonstrated
-        else {"name": "tests.support.plugins:Digest"},
+        "environment": environment,
         "workflow": workflow,
         "team": {"agents": 2, "sharing": sharing, "sampling": {"max_tokens": 3}},
         "algorithm": {"name": name, **SETTINGS.get(name, {"group_size": 2})},

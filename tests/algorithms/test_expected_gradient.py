@@ -75,6 +75,7 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"group_size": 2, "scale": "none", "loss": {"aggregation": "sequence_sum"}}),
     ("grpo", {"group_size": 2, "scale": "none", "loss": {"kind": "cispo"}}),
     ("grpo", {"group_size": 2, "scale": "none", "loss": {"kind": "sapo", "sequence_mask": 0.1}}),
+    ("grpo", {"group_size": 2, "scale": "none", "loss": {"kind": "dppo"}}),
     ("rloo", {"group_size": 2}),
     ("remax", {"group_size": 1}),
     ("reinforce_plus_plus", {}),
@@ -102,6 +103,33 @@ SAMPLED_NOW: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("game", [SOLO, CHAIN], ids=["solo", "chain"])
 def test_on_fresh_samples(name: str, settings: dict[str, Any], game: Game) -> None:
     assert positive(update(name, game, **settings))
+
+
+def likelihood_up_to(order: int, rate: float) -> float:
+    """−Σ_{k ≤ order} (1 − p)^k / k, by which log p is approximated: its slope, of p."""
+    return sum((1 - rate) ** (k - 1) for k in range(1, order + 1))
+
+
+@pytest.mark.parametrize("group_size", [2, 3, 4])
+@pytest.mark.parametrize("arm", [0, 1], ids=["half", "quarter"])
+def test_maxrl_follows_the_likelihood_of_success(group_size: int, arm: int) -> None:
+    """Exactly, as far as the group goes: up to order N − 1, as a group of failures alone gives nothing."""
+    game = Game(("a",), lambda said: {"a": float(said[0] == (arm,))}, ARMS)
+    found = update("grpo", game, group_size=group_size, scale="mean")
+    assert found == pytest.approx({"a": likelihood_up_to(group_size - 1, game.counts[arm] / 4)})
+
+
+def test_maxrl_without_its_baseline_goes_one_order_further() -> None:
+    """The mean log-prob of the successes, where there are any: the paper's own estimator, of order N."""
+    game = Game(("a",), lambda said: {"a": float(said[0] == (1,))}, ARMS)
+    tables, groups = Tables(game, None), game.population(3)
+    total = torch.zeros((), dtype=torch.float64)
+    for each in groups:
+        successes = [tables.turns(one)[0].sum() for one in each.episodes if one.total("a")]
+        if successes:
+            total = total + torch.stack(successes).mean() / len(groups)
+    (tables.ascent["a"],) = torch.autograd.grad(total, tables.logits["a"])
+    assert multiples(tables) == pytest.approx({"a": likelihood_up_to(3, 0.25)})
 
 
 class Siblings(Game):

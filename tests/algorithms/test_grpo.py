@@ -12,7 +12,9 @@ from tests.support.episodes import TASK, episode, group, turn
 from kapelle.algorithm import Credit
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.rloo import RLOO
+from kapelle.algorithms.shared.groups import Earlier
 from kapelle.algorithms.shared.rewards import TeamReward
+from kapelle.errors import AlgorithmError
 from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Group, Task
 
@@ -48,6 +50,27 @@ class TestByHand:
     def test_centred_only(self) -> None:
         assert advantages(GRPO(scale="none"), [self.GROUP]) == pytest.approx([0.5, -0.5, -0.5, 0.5])
 
+    def test_relative_to_the_mean(self) -> None:
+        # (1 − ½)/½ and (0 − ½)/½; with one success in four (1 − ¼)/¼ and −1; without any nothing.
+        algorithm = GRPO(scale="mean")
+        assert advantages(algorithm, [self.GROUP]) == [1.0, -1.0, -1.0, 1.0]
+        rare, never = group(*map(solo, [0.0, 1.0, 0.0, 0.0])), group(*[solo(0.0)] * 4)
+        assert advantages(algorithm, [rare, never]) == [-1.0, 3.0, -1.0, -1.0] + [0.0] * 4
+
+    def test_relative_to_the_mean_returns_below_0_raise_an_error(self) -> None:
+        with pytest.raises(AlgorithmError, match=r"episode 1 of group 0 has a return of -0\.5.*scale: none"):
+            advantages(GRPO(scale="mean"), [group(solo(1.0), solo(-0.5))])
+
+    def test_alone_it_is_compared_with_the_mean_of_earlier_returns(self) -> None:
+        give = GRPO(scale="mean").credit
+        failed = Episode(TASK, 0, ("a",), error="EpisodeError: gone")
+        earlier = Earlier()
+        give([group(solo(1.0), solo(0.0))], Signals(), earlier)
+        # (1 − ½)/(½ + ½/20), and then 0 less 0.525 over 0.525·19/20.
+        for reward, expected in ((1.0, 0.5 / 0.525), (0.0, -20 / 19)):
+            (credit,) = give([group(solo(reward), failed)], Signals(), earlier).values()
+            assert float(credit.advantage_T[0]) == pytest.approx(expected)
+
     def test_against_the_others(self) -> None:
         # 1 − (0 + 0 + 1)/3 and 0 − (1 + 0 + 1)/3
         assert advantages(RLOO(), [self.GROUP]) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
@@ -72,7 +95,9 @@ class TestGroups:
         failed = Episode(group(solo(1.0)).task, 0, ("a",), error="EpisodeError: gone")
         assert credit_of(GRPO(), [group(failed, failed)]) == {}
 
-    @pytest.mark.parametrize("algorithm", [GRPO(), GRPO(scale="none"), GRPO(compare="episode"), RLOO()])
+    @pytest.mark.parametrize(
+        "algorithm", [GRPO(), GRPO(scale="none"), GRPO(scale="mean"), GRPO(compare="episode"), RLOO()]
+    )
     def test_a_group_with_equal_returns_has_zero_advantages(self, algorithm: GRPO | RLOO) -> None:
         for reward in (0.0, 1.0, 0.1, 1 / 3):
             assert advantages(algorithm, [group(*[solo(reward)] * 5)]) == [0.0] * 5

@@ -46,6 +46,14 @@ def test_group_centred_by_hand() -> None:
     assert advantages.group_centred(REWARD_B, GROUP_B, 2).tolist() == [-2.0, -0.5, -1.0, 0.5, 3.0]
 
 
+def test_group_relative_by_hand() -> None:
+    # {1, 2, 6}: (1 − 3)/3, (2 − 3)/3, (6 − 3)/3. {0, 1}: ∓½/½. Four with one success: (1 − ¼)/¼ and −1.
+    found = advantages.group_relative(REWARD_B, GROUP_B, 2)
+    torch.testing.assert_close(found, tensor(-2 / 3, -1.0, -1 / 3, 1.0, 1.0))
+    rare = advantages.group_relative(tensor(0.0, 0.0, 1.0, 0.0), torch.zeros(4, dtype=torch.int64), 1)
+    assert rare.tolist() == [-1.0, -1.0, 3.0, -1.0]
+
+
 def test_leave_one_out_by_hand() -> None:
     # 1 − (2 + 6)/2 = −3; 2 − 7/2 = −1.5; 6 − 3/2 = 4.5; {0, 1}: ∓1.
     assert advantages.leave_one_out(REWARD_B, GROUP_B, 2).tolist() == [-3.0, -1.0, -1.5, 1.0, 4.5]

@@ -134,6 +134,8 @@ def test_optimism_finds_the_optimum_of_the_climbing_game() -> None:
         {"name": "remax", "group_size": 8},
         {"name": "ppo", "group_size": 8, "gae": TERMINATE},
         {"name": "a2c", "group_size": 8, "gae": {**TERMINATE, "lam": 1.0, "normalise": "policy"}},
+        {"name": "grpo", "group_size": 8, "scale": "mean"},
+        {"name": "grpo", "group_size": 8, "epochs": 2, "loss": {"kind": "dppo"}},
     ],
     ids=lambda a: a["name"],
 )

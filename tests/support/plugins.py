@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -94,6 +95,21 @@ class DigestState(Scorable):
 
     async def close(self) -> None:
         pass
+
+
+class Counted(Digest):
+    """Reports two numbers of what was said, beside what it pays."""
+
+    name: Literal["tests.support.plugins:Counted"] = "tests.support.plugins:Counted"  # type: ignore[assignment]
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> DigestState:
+        return CountedState(task, tuple(agents), self.levels, 0)
+
+
+class CountedState(DigestState):
+    def outcome(self) -> Outcome:
+        count = sum(sum(text.encode()) for text in self.said.values())
+        return replace(super().outcome(), info={"thirds": count % 3, "sevenths": count % 7})
 
 
 class Echo(Settings):

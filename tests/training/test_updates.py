@@ -19,7 +19,7 @@ from tests.support.tiny import (
 )
 from torch import Tensor
 
-from kapelle.algorithm import UpdateSamples
+from kapelle.algorithm import Order, UpdateSamples
 from kapelle.algorithms.happo import HAPPO
 from kapelle.algorithms.mappo import MAPPO
 from kapelle.algorithms.shared.orders import (
@@ -123,6 +123,19 @@ class TestFactor:
         one_after_another(diary, ("a", "b", "c"), "a", "b", "c", "a")
         assert diary.given[1]["b"] == pytest.approx([2 * math.exp(0.1)] * 2)
         assert diary.given[2]["c"] == pytest.approx([3 * math.exp(0.1 - 0.2)] * 2)
+
+    def test_observations_are_learned_in_the_update_of_their_policy(self) -> None:
+        groups, samples = step_of("a", "b")
+        zero = {"behaviour": torch.zeros(1), "advantage": torch.zeros(1)}
+        observed = [Sample(name, (5, 6), (1,), zero, mask=torch.zeros(1), observed=True) for name in "abc"]
+        batch = UpdateSamples(samples, [], groups, observed)
+        for order, given in (
+            (SEQUENTIAL, [{"a": [1.0, 1.0, 0.0]}, {"b": [2.0, 2.0, 0.0]}]),
+            (Order(), [{"a": [1.0, 1.0, 0.0], "b": [2.0, 2.0, 0.0]}]),
+        ):
+            diary = Diary({"a": [-1.0, -1.0]})
+            update_in_order(cast("TrainEngine", diary), Objective(LOSS), order, ("a", "b"), batch)
+            assert diary.given == given
 
     def test_an_agent_without_a_turn_in_the_round_contributes_one(self) -> None:
         diary = Diary({"b": [0.0, 0.0]})

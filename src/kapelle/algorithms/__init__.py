@@ -16,6 +16,7 @@ BUILTIN: Mapping[str, str] = {
     "grpo": "kapelle.algorithms.grpo:GRPO",
     "rloo": "kapelle.algorithms.rloo:RLOO",
     "opo": "kapelle.algorithms.opo:OPO",
+    "gdpo": "kapelle.algorithms.gdpo:GDPO",
     "remax": "kapelle.algorithms.remax:ReMax",
     "reinforce_plus_plus": "kapelle.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
     "rae": "kapelle.algorithms.rae:RAE",
@@ -27,6 +28,7 @@ BUILTIN: Mapping[str, str] = {
     "ccpo": "kapelle.algorithms.ccpo:CCPO",
     "sharp": "kapelle.algorithms.sharp:SHARP",
     "cory": "kapelle.algorithms.cory:CORY",
+    "mada_rl": "kapelle.algorithms.mada_rl:MADARL",
     "magrpo": "kapelle.algorithms.magrpo:MAGRPO",
     "m_grpo": "kapelle.algorithms.m_grpo:MGRPO",
     "dr_mas": "kapelle.algorithms.dr_mas:DrMAS",
@@ -62,10 +64,12 @@ if TYPE_CHECKING:
     from kapelle.algorithms.distill import Distill as Distill
     from kapelle.algorithms.dpo import DPO as DPO
     from kapelle.algorithms.dr_mas import DrMAS as DrMAS
+    from kapelle.algorithms.gdpo import GDPO as GDPO
     from kapelle.algorithms.gigpo import GiGPO as GiGPO
     from kapelle.algorithms.grpo import GRPO as GRPO
     from kapelle.algorithms.happo import HAPPO as HAPPO
     from kapelle.algorithms.m_grpo import MGRPO as MGRPO
+    from kapelle.algorithms.mada_rl import MADARL as MADARL
     from kapelle.algorithms.magrpo import MAGRPO as MAGRPO
     from kapelle.algorithms.maporl import MAPoRL as MAPoRL
     from kapelle.algorithms.mappo import MAPPO as MAPPO

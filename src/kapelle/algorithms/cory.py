@@ -6,6 +6,10 @@ weights are swapped, together with optimiser states, counters and references. Th
 and updates the weights; it can be any algorithm that learns from rollouts. Without exchanges, CORY is identical to the base
 algorithm with the sum of the rewards.
 
+With `reward: win`, the two agents compete, as in Agon (arXiv:2607.07690): an agent receives 1 if its answer has a higher score
+than the answer of the other agent, and 0 otherwise. The pioneer thus wins only if its rival fails although it has read the
+pioneer's answer.
+
 Critics stay with their roles, because they evaluate what a role reads. The step number determines which weights have which
 role; the checkpoint stores the weights by role.
 
@@ -14,6 +18,8 @@ Deviations from the paper:
 - The paper's base algorithm is PPO with a KL penalty (`base: {name: ippo, gae: {kl_in_reward: …}}`). This implementation
   allows any base algorithm.
 - The setting `swap_every` counts steps of the training loop; the paper counts optimiser updates.
+- In Agon, the roles of the two policies alternate; with `reward: win`, they are exchanged every `swap_every` steps. The
+  description of Agon was read in the abstract; the reward of a tie, which is 0 for both agents, is an assumption.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from kapelle.algorithm import Algorithm, algorithm_class
 from kapelle.errors import ConfigError
@@ -35,24 +41,30 @@ class CORY(Settings):
     """Settings of CORY: sequential cooperation with an exchange of roles."""
 
     name: Literal["cory"] = "cory"
+    reward: Literal["sum", "win"] = "sum"
+    """The reward of the agents: the sum of both rewards for each agent (`sum`, CORY), or 1 for the agent with the higher reward
+    and 0 for the other agent (`win`, Agon)."""
     base: Annotated[AlgorithmSettings, Plugged()]
-    """The settings of the base algorithm, whose `team_reward` is always `sum`."""
+    """The settings of the base algorithm, whose `team_reward` is always that of `reward`."""
     swap_every: int = Field(default=5, ge=0)
     """The number of steps between two exchanges of roles. With 0, roles are never exchanged."""
 
     @field_validator("base", mode="before")
     @classmethod
-    def _of_its_class(cls, given: Any) -> Any:
+    def _of_its_class(cls, given: Any, info: ValidationInfo) -> Any:
+        reward = info.data.get("reward", "sum")
         if not isinstance(given, Mapping):
             return given
         if "name" not in given:
             raise ValueError("`base` needs a `name`, for example `base: {name: grpo}`")
-        if given.get("team_reward", "sum") != "sum":
-            raise ValueError("CORY gives both agents the sum of their rewards; remove `base.team_reward`")
+        if given.get("team_reward", reward) != reward:
+            raise ValueError(
+                f"CORY shares rewards by `reward: {reward}`; remove `base.team_reward`, or set `reward`"
+            )
         found = algorithm_class(str(given["name"]))
         if "team_reward" not in found.model_fields:  # type: ignore[attr-defined]
             raise ValueError(f"`base: {given['name']}` does not learn from rollouts; use grpo, rloo or ippo")
-        return found.model_validate({**given, "team_reward": "sum"})  # type: ignore[attr-defined]
+        return found.model_validate({**given, "team_reward": reward})  # type: ignore[attr-defined]
 
     def build(self) -> Algorithm:
         """Return the base algorithm with a hook that exchanges the roles."""

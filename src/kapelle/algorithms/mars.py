@@ -63,7 +63,7 @@ class MARS(MonteCarlo):
         reward_B = torch.tensor([reward[key] for key, _ in turns], dtype=torch.float64)
         order = {"sum_then_normalise": sum_then_normalise, "normalise_then_sum": normalise_then_sum}
         normalise = order[self.normalise]
-        how = Comparison(lambda _, player_B, n: normalise(reward_B, path_B, player_B, n), scaled=True)
+        how = Comparison(lambda _, player_B, n: normalise(reward_B, path_B, player_B, n), scale="std")
         members = [
             Member(place, to_go, len(turn.completion_ids), (key,), place)
             for (key, turn), place, to_go in zip(

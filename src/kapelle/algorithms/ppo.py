@@ -131,7 +131,7 @@ def actor_critic_row(
         policy_loss=s.loss.build(),
         annealed=s.loss.annealed,
         credit=partial(s.umad.gained_credit, credit),
-        data=Data(group_size=s.group_size),
+        data=Data(group_size=s.group_size, observations=s.loss.world_model),
         needs=tuple(needs),
         update=Update(s.epochs, s.minibatches, s.order.build(s.loss.old), s.loss.entropy),
         returns=partial(agent_returns, how=s.team_reward, penalties=s.penalties),

@@ -52,6 +52,17 @@ def group_centred(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
     return shifted_B - mean_G[group_B]
 
 
+def group_relative(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
+    """Return MaxRL's advantage (R − mean_g)/mean_g as a tensor [B], for rewards of at least 0 (arXiv:2602.02710).
+
+    The advantage is exactly 0 in a set with equal rewards (and so in a set with mean 0) or with only one member.
+    """
+    centred_B = group_centred(reward_B, group_B, groups)
+    total_G = centred_B.new_zeros(groups).index_add(0, group_B, reward_B.to(centred_B.dtype))
+    mean_G = total_G / group_B.bincount(minlength=groups).clamp(min=1)
+    return torch.where(centred_B == 0, 0.0, centred_B / mean_G[group_B])
+
+
 def leave_one_out(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
     """Return RLOO's advantage, R_j minus the mean of the set's other members, as a tensor [B] (arXiv:2402.14740, section 3.3).
 

@@ -121,6 +121,22 @@ def soft_gated_surrogate(
     return SurrogateTerms(-4.0 / tau * open_share * advantage, removed)
 
 
+def divergence_masked_surrogate(
+    logp: Tensor, logp_behaviour: Tensor, log_ratio: Tensor, advantage: Tensor, *, divergence: float
+) -> SurrogateTerms:
+    """Return DPPO's loss −ρA, which is 0 where sign(A)·(π − π_b) > `divergence`, elementwise (arXiv:2602.04879).
+
+    π and π_b are the probabilities of the token, so |π − π_b| is the total variation between the two policies if all other
+    tokens count as one (Binary-TV). A token is dropped only if its update would increase this distance. `logp_behaviour` is
+    that of the sampler. `clipped` marks dropped tokens.
+    """
+    advantage = as_float(advantage).detach()
+    moved = (as_float(logp).exp() - as_float(logp_behaviour).exp()).detach()
+    dropped = advantage.sign() * moved > divergence
+    loss = torch.where(dropped, 0.0, -torch.exp(log_ratio) * advantage)
+    return SurrogateTerms(loss, dropped.to(loss.dtype))
+
+
 def off_policy_mask(
     logp_K: Tensor,
     logp_behaviour_K: Tensor,

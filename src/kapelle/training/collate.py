@@ -95,32 +95,56 @@ def critic_samples(
 def demonstrated_samples(groups: Sequence[Group], team: Team, observations: float) -> list[Sample]:
     """Return samples in which every trained turn is a target. If `observations` > 0, the agent's next observations are also targets.
 
-    An observation consists of the tokens that the agent's next prompt adds after the last completion. Each token of an
-    observation has the weight `observations`.
+    Each token of an observation (`observed_places`) has the weight `observations`.
     """
     turns = turns_of(groups)
     if not observations:
         return [policy_sample(turn, team, turn.policy, {}) for _, turn in turns]
     samples: list[Sample] = []
+    observed = observed_places(turns)
+    for key, turn in turns:
+        columns: dict[str, Tensor] = {Column.WEIGHT: torch.ones(len(turn.completion_ids))}
+        samples.append(policy_sample(turn, team, turn.policy, columns))
+        if places := observed.get(key):
+            weights: dict[str, Tensor] = {Column.WEIGHT: torch.full((len(places),), observations)}
+            samples.append(_observed_sample(turn, places, weights))
+    return samples
+
+
+def observed_samples(
+    turns: Sequence[tuple[TurnKey, Turn]], policies: Mapping[TurnKey, Sample]
+) -> list[Sample]:
+    """Return one sample for each observation (`observed_places`) of a policy that has samples of its own turns.
+
+    The mask of these samples is 0, so that policy losses count only generated tokens. Their columns contain zeros.
+    """
+    columns = {sample.learner: tuple(sample.columns) for sample in policies.values()}
+    by_key = dict(turns)
+    samples = []
+    for key, places in observed_places(turns).items():
+        turn = by_key[key]
+        if turn.policy in columns:
+            zeros_T = torch.zeros(len(places))
+            sample = _observed_sample(turn, places, dict.fromkeys(columns[turn.policy], zeros_T))
+            samples.append(replace(sample, mask=zeros_T))
+    return samples
+
+
+def observed_places(turns: Sequence[tuple[TurnKey, Turn]]) -> dict[TurnKey, range]:
+    """Return the positions of an observation in the prompt of each turn that continues a conversation of its agent.
+
+    An observation consists of the tokens that the agent's next prompt adds after the last completion.
+    """
+    found: dict[TurnKey, range] = {}
     last: dict[tuple[int, int, str], Turn] = {}
     for key, turn in turns:
-        ones_T = torch.ones(len(turn.completion_ids))
-        columns: dict[str, Tensor] = {Column.WEIGHT: ones_T}
-        samples.append(policy_sample(turn, team, turn.policy, columns))
         before = last.get((key.group, key.episode, turn.agent))
         known = before.prompt_ids + before.completion_ids if before else ()
         if known and turn.prompt_ids[: len(known)] == known and len(turn.prompt_ids) > len(known):
-            places = tuple(range(len(known), len(turn.prompt_ids)))
-            ones_T = torch.ones(len(places))
-            samples.append(
-                Sample(
-                    turn.policy,
-                    turn.prompt_ids,
-                    places,
-                    {Column.WEIGHT: observations * ones_T},
-                    observed=True,
-                    images=turn.images,
-                )
-            )
+            found[key] = range(len(known), len(turn.prompt_ids))
         last[key.group, key.episode, turn.agent] = turn
-    return samples
+    return found
+
+
+def _observed_sample(turn: Turn, places: range, columns: Mapping[str, Tensor]) -> Sample:
+    return Sample(turn.policy, turn.prompt_ids, tuple(places), columns, observed=True, images=turn.images)

@@ -36,7 +36,12 @@ from kapelle.runtime.randomness import derive_seed
 from kapelle.settings.feature import sections_of
 from kapelle.settings.schema import RunConfig
 from kapelle.training.boundary import after_update, checked_loss, gather_signals, give_credit
-from kapelle.training.collate import critic_samples, demonstrated_samples, policy_samples
+from kapelle.training.collate import (
+    critic_samples,
+    demonstrated_samples,
+    observed_samples,
+    policy_samples,
+)
 from kapelle.training.feature import Feature, StepInProgress
 from kapelle.training.rollouts import Rollouts
 from kapelle.training.step_report import (
@@ -215,11 +220,13 @@ class Loop:
         for feature in self.features.values():
             policies = feature.samples(step, sampled, policies)
             objective = feature.objective(objective)
+        observed = observed_samples(sampled.trained, policies) if algorithm.data.observations else []
 
         # Update all critics, and the policies that the order chooses; in the first steps, only critics may be updated.
         warming = number <= config.training.critic_warmup
         chosen = () if warming else order.choose(team.trained, number, config.seed)
-        metrics |= update_in_order(engine, objective, order, chosen, UpdateSamples(policies, critics, groups))
+        batch = UpdateSamples(policies, critics, groups, observed)
+        metrics |= update_in_order(engine, objective, order, chosen, batch)
 
         collected, found = groups[: len(step.groups)], tuple[Trace, ...]()
         if most := config.record.credit_episodes:

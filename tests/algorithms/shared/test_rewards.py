@@ -37,6 +37,7 @@ class TestTerminal:
             ("min", {"a": -1.0, "b": -1.0, "c": -1.0}),
             ("last", {"a": 0.0, "b": 0.0, "c": 3.0}),
             ("individual", {"a": 4.0, "b": -1.0, "c": 3.0}),
+            ("win", {"a": 1.0, "b": 0.0, "c": 0.0}),
         ],
     )
     def test_three_agents(self, how: TeamReward, expected: dict[str, float]) -> None:
@@ -57,6 +58,10 @@ class TestTerminal:
     )
     def test_only_the_last_of_a_chain_is_scored(self, how: TeamReward, expected: dict[str, float]) -> None:
         assert agent_returns(played({"c": 1.0}), how) == expected
+
+    def test_a_tie_and_a_lone_reward_have_no_winner(self) -> None:
+        assert agent_returns(played({"a": 4.0, "b": 4.0, "c": 3.0}), "win") == {"a": 0.0, "b": 0.0, "c": 0.0}
+        assert agent_returns(played({"c": 1.0}), "win") == {"a": 0.0, "b": 0.0, "c": 0.0}
 
     def test_a_scored_agent_without_turns_counts_in_the_mean(self) -> None:
         silent = episode(turn("a", 0), agents=("a", "d"), rewards={"a": 1.0, "d": 0.0})

@@ -145,6 +145,37 @@ class TestOptions:
             sum(1 - 4 * s * (1 - s) for s in open_share) / 5, abs=1e-5
         )
 
+    def test_a_token_whose_probability_has_moved_too_far_is_dropped(self) -> None:
+        # π_b = 1/e = 0.368; π is 0.552, 0.184, 0.368, 0.405 and 0.736. Towards its advantage the first one has moved by 0.184, too
+        # far for 0.15; the last one has moved twice as far against it, and is kept.
+        found, gradient = loss(kind="dppo")
+        assert found.total.item() == pytest.approx(0.0 - 0.5 - 1.0 + 2.2 + 4.0)
+        assert gradient.tolist() == pytest.approx([0.0, -0.5, -1.0, 2.2, 4.0])
+        assert float(found.weight) == 5.0
+        total, weight = found.metrics["clip_share"]
+        assert (float(total), float(weight)) == (1.0, 5.0)
+        wider, gradient = loss(kind="dppo", divergence=0.19)
+        assert wider.total.item() == pytest.approx(-1.5 - 0.5 - 1.0 + 2.2 + 4.0)
+        assert gradient[0].item() == pytest.approx(-1.5)
+
+    @pytest.mark.parametrize(("advantage", "kept"), [(1.0, True), (-1.0, False), (0.0, True)])
+    def test_a_rare_token_may_change_its_ratio_and_a_frequent_one_may_not(
+        self, advantage: float, kept: bool
+    ) -> None:
+        # From 0.9 to 0.7 the ratio is 0.78, inside PPO's range of negative advantages; from 0.001 to 0.01 it is 10.
+        def gradient_at(before: float, after: float) -> float:
+            logp = torch.tensor([math.log(after)], requires_grad=True)
+            columns = {
+                "behaviour": torch.tensor([math.log(before)]),
+                "advantage": torch.tensor([advantage]),
+            }
+            targets = Targets(torch.tensor([0]), 1, torch.ones(1), columns)
+            found = SurrogateConfig(kind="dppo").build()(Outputs(logp), targets)
+            return float(torch.autograd.grad(found.total, logp)[0])
+
+        assert gradient_at(0.9, 0.7) == pytest.approx(-advantage * 7 / 9 * kept)
+        assert gradient_at(0.001, 0.01) == pytest.approx(-advantage * 10, rel=1e-4)
+
     def test_off_policy_completions_with_negative_advantage_are_masked(self) -> None:
         # Turn 1 has A < 0; its mean log-ratio is (ln ½ + ln 0.8)/2 = −0.458, that of turn 0 with A > 0 is lower still.
         settings = {"sequence_mask": 0.45, "kl_coefficient": 0.1, "kl_estimator": "k2"}
@@ -175,6 +206,9 @@ class TestOptions:
             ({"kind": "sapo", "clip_high": 0.28}, "clip_high"),
             ({"kind": "sapo", "dual_clip": 3.0}, "dual_clip"),
             ({"tau_negative": 2.0}, "tau_negative"),
+            ({"kind": "dppo", "level": "turn"}, "level: token"),
+            ({"kind": "dppo", "clip_high": 0.28}, "kind: clipped"),
+            ({"divergence": 0.1}, "kind: dppo"),
             ({"sequence_mask": 0.0}, "greater than 0"),
         ],
     )
@@ -182,7 +216,7 @@ class TestOptions:
         with pytest.raises(ValidationError, match=mending):
             SurrogateConfig.model_validate(settings)
 
-    @pytest.mark.parametrize("settings", [{"kind": "sapo"}, {"sequence_mask": 0.5}])
+    @pytest.mark.parametrize("settings", [{"kind": "sapo"}, {"kind": "dppo"}, {"sequence_mask": 0.5}])
     def test_settings_that_a_run_has_kept_are_read_again(self, settings: dict[str, object]) -> None:
         given = SurrogateConfig.model_validate(settings)
         assert SurrogateConfig.model_validate(given.model_dump()) == given

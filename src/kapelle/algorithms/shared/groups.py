@@ -19,9 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from kapelle.functional.advantages import group_centred, group_scaled, leave_one_out
+from kapelle.functional.advantages import group_centred, group_relative, group_scaled, leave_one_out
 from kapelle.rows import TurnKey
 from kapelle.runtime.on_demand import Tensor, torch
 from kapelle.types import Episode, Group, Turn
@@ -56,17 +56,18 @@ class Comparison:
     """Whether the advantages in a set of size n are multiplied by n/(n − 1) · (N − 1)/N, and the advantage of a lone member
     by (N − 1)/N. The factor is needed for estimators that subtract the set's own mean. N is the size of a full set: the size
     of the largest set, or the largest number of episodes per task, in the step."""
-    scaled: bool = False
-    """Whether the differences from the mean are divided by a standard deviation."""
+    scale: Literal["none", "std", "mean"] = "none"
+    """By what the differences from the mean are divided: by 1, by a standard deviation, or by a mean."""
     start: float | None = None
     """The value with which a lone member is compared as long as there are no earlier returns. With None, the member is
     compared with the other tasks of the step."""
 
 
 CENTRED = Comparison(group_centred, resized=True)
-SCALED = Comparison(group_scaled, scaled=True)
+SCALED = Comparison(group_scaled, scale="std")
+RELATIVE = Comparison(group_relative, scale="mean")
 LEAVE_ONE_OUT = Comparison(leave_one_out)
-BY_SCALE = {"std": SCALED, "none": CENTRED}
+BY_SCALE = {"std": SCALED, "none": CENTRED, "mean": RELATIVE}
 
 
 Place = tuple[str, str, str]
@@ -294,7 +295,7 @@ def compared_values(
     alone = (size_B == 1).nonzero().flatten().tolist()
     if alone:
         found = against_earlier(
-            [members[b] for b in alone], members, earlier or Earlier(), scaled=how.scaled, start=how.start
+            [members[b] for b in alone], members, earlier or Earlier(), scale=how.scale, start=how.start
         )
         factor = (most - 1) / most if how.resized and most > 1 else 1.0
         for b, advantage in zip(alone, found, strict=True):
@@ -309,15 +310,15 @@ def against_earlier(
     members: Sequence[Member],
     earlier: Earlier,
     *,
-    scaled: bool = False,
+    scale: Literal["none", "std", "mean"] = "none",
     start: float | None = None,
 ) -> list[float]:
     """Return the value of each lone member minus the mean of earlier returns with the same `like`.
 
     The argument `members` contains all members of the step. If there are no earlier returns, a value is compared with
     `start`. Without `start`, the value is compared with the step's other members of the same `like`, which belong to other
-    tasks; without such members, the result is 0. With `scaled`, the difference is divided by a standard deviation that
-    includes the value, so that the result stays below 5.
+    tasks; without such members, the result is 0. With `scale`, the difference is divided by a standard deviation or mean that
+    includes the value, so that the result stays below 5 for `std` and at most 20 for `mean`.
     """
     likes = {member.like for member in alone}
     step: dict[Like, list[float]] = {}
@@ -334,8 +335,12 @@ def against_earlier(
             others.remove(member.value)
             moments = _moments(others or [member.value])
         difference = member.value - moments.mean
-        spread = math.sqrt(_mixed(moments, Moments(member.value, 0.0), SHARE).variance)
-        found.append(difference / (spread + 1e-6) if scaled else difference)
+        mixed = _mixed(moments, Moments(member.value, 0.0), SHARE)
+        if scale == "std":
+            difference /= math.sqrt(mixed.variance) + 1e-6
+        elif scale == "mean" and difference:
+            difference /= mixed.mean
+        found.append(difference)
     return found
 
 

@@ -138,7 +138,7 @@ class MonteCarlo(Settings):
             policy_loss=self.loss.build(),
             annealed=self.loss.annealed,
             credit=credit,
-            data=Data(group_size=self.group_size, redraw=redraw),
+            data=Data(group_size=self.group_size, redraw=redraw, observations=self.loss.world_model),
             needs=(*signals, *needs),
             update=Update(self.epochs, self.minibatches, self.order.build(self.loss.old), self.loss.entropy),
             memory=memory,

@@ -156,8 +156,9 @@ def one_after_another(
         for place, sample in zip(places, own.values(), strict=True):
             advantage_T = sample.columns[Column.ADVANTAGE] * factor_S[place].float()
             weighted.append(replace(sample, columns={**sample.columns, Column.ADVANTAGE: advantage_T}))
+        observed = [sample for sample in samples.observed if sample.learner == policy]
         if weighted or critics:
-            rows.append(mover.update([*weighted, *critics]))
+            rows.append(mover.update([*weighted, *observed, *critics]))
         critics = []  # they learn once, with the first policy
         if policy != chosen[-1]:
             # Multiply M by the ratio of the policy's turns under its new weights; by 1 in rounds without such a turn.

@@ -15,7 +15,8 @@ receives this number. It is computed and placed as follows:
 - At the end of an episode, the number is computed over the agents that the environment scored, and is placed on the last turn
   of each agent.
 
-With `individual` and `last`, rewards are not shared. There are three placements: `turn_rewards` (one trajectory per agent),
+With `individual`, `last` and `win`, rewards are not shared. With `win`, the agents' rewards at one time are replaced by 1 for
+the agent whose reward exceeds those of all others, and by 0 for the others. There are three placements: `turn_rewards` (one trajectory per agent),
 `chain_rewards` (one chain in time through all agents) and `round_rewards` (joint returns by round; round k holds the k-th
 turn of every agent). The last two count the team's reward once. `deferred_rewards` returns the part of a turn's reward that
 was given after the turn had ended: for moves of other agents, and at the end of the episode.
@@ -38,10 +39,11 @@ from kapelle.runtime.on_demand import torch
 from kapelle.settings.base import Settings
 from kapelle.types import Episode, Group, Turn
 
-TeamReward = Literal["mean", "sum", "max", "min", "last", "individual"]
+TeamReward = Literal["mean", "sum", "max", "min", "last", "individual", "win"]
 """How rewards are shared among agents. With `mean`, `sum`, `max` or `min`, all agents receive this function of their rewards.
 With `last`, only the agent with the last turn of the episode is rewarded (MARFT, arXiv:2504.16129). With `individual`, each
-agent keeps its own reward."""
+agent keeps its own reward. With `win`, an agent receives 1 if its own reward exceeds those of all other agents, and 0 otherwise
+(Agon, arXiv:2607.07690)."""
 
 Truncated = Literal["keep", "mask", "penalise"]
 """How a turn that reached its token limit is treated: trained on unchanged (`keep`), masked in the loss (`mask`), or
@@ -49,13 +51,13 @@ penalised in its reward (`penalise`)."""
 
 
 def need_team_return(shared: TeamReward) -> None:
-    """Raise ValueError if rewards are `individual`.
+    """Raise ValueError if rewards are `individual` or `win`.
 
     Settings of algorithms that decompose the team's return call this function in a validator.
     """
-    if shared == "individual":
+    if shared in ("individual", "win"):
         raise ValueError(
-            "`team_reward: individual` gives the team no common return to decompose; set `mean`, `sum`, `max`, `min` or "
+            f"`team_reward: {shared}` gives the team no common return to decompose; set `mean`, `sum`, `max`, `min` or "
             "`last`, or `algorithm.name: ippo`"
         )
 
@@ -295,10 +297,15 @@ def _shares(
     """Return the share of each agent in the rewards given at one time. Each of the `receivers` gets the team's number.
 
     With `mean`, the sum of the rewards is divided by `team_size`. With `individual`, all rewarded agents keep their own
-    rewards; with `last`, only the agent with the last turn does.
+    rewards; with `last`, only the agent with the last turn does. With `win`, the agent with the unique largest reward gets 1.
     """
     if how == "individual":
         return dict(amounts)
+    if how == "win":
+        best = sorted(amounts.values())[-2:]
+        return {
+            agent: float(len(best) == 2 and best[0] < amount == best[1]) for agent, amount in amounts.items()
+        }
     if how == "last":
         closing = episode.turns[-1].agent
         return {agent: amount if agent == closing else 0.0 for agent, amount in amounts.items()}

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_KEYS_OF_KINDS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("clip_low", "clip_high", "dual_clip"), ("clipped", "cispo")),
+    (("tau_positive", "tau_negative"), ("sapo",)),
+    (("divergence",), ("dppo",)),
+)
+"""Pairs of settings and of the values of `kind` that use them."""
+
+
 class SurrogateConfig(Settings):
     """Settings of the clipped surrogate −min(ρA, clip(ρ)A) per token, turn or sequence (arXiv:1707.06347, eq. 7), with penalties.
 
@@ -30,10 +38,11 @@ class SurrogateConfig(Settings):
     completions.
     """
 
-    kind: Literal["clipped", "cispo", "sapo"] = "clipped"
+    kind: Literal["clipped", "cispo", "sapo", "dppo"] = "clipped"
     """The form of the loss. `clipped` is PPO's clipped surrogate. With `cispo`, the clipped ratio is a detached weight on log
     π (arXiv:2506.13585). With `sapo`, a sigmoid of the ratio replaces clipping, so that the gradient of a token decreases
-    with the distance of its ratio from 1 (arXiv:2511.20347)."""
+    with the distance of its ratio from 1 (arXiv:2511.20347). With `dppo`, a token is dropped if its probability has already
+    changed by more than `divergence` since sampling, in the direction of its advantage (arXiv:2602.04879)."""
     level: Literal["token", "turn", "sequence"] = "token"
     """The unit of the ratio: one token (`token`), or one completion with the product (`turn`) or the geometric mean
     (`sequence`) of the ratios of its tokens. Several completions of one agent have separate ratios at every level."""
@@ -49,6 +58,10 @@ class SurrogateConfig(Settings):
     of 1 the gate closes."""
     tau_negative: float = Field(default=1.05, gt=0.0)
     """The temperature of the gate of `kind: sapo` for negative advantages and advantages of 0."""
+    divergence: float = Field(default=0.15, gt=0.0, lt=1.0)
+    """The bound δ of `kind: dppo` on the change of a token's probability. A token with advantage A is dropped if sign(A)·(π −
+    π_b) > δ, where π_b is the sampler's probability. Dropped tokens still count in the weight of the loss, in the KL penalty
+    and in the entropy bonus."""
     sequence_mask: float | None = Field(default=None, gt=0.0)
     """The threshold δ of off-policy sequence masking, in nats (DeepSeek-V3.2, arXiv:2512.02556). Tokens with a negative
     advantage are removed from the surrogate if the mean log-prob of their completion has decreased by more than δ per token
@@ -71,6 +84,11 @@ class SurrogateConfig(Settings):
     """The weight of the entropy bonus at the end of the run. The weight changes linearly from `entropy_coefficient` to this
     value (like an annealed temperature, arXiv:2206.05825); with null, it is constant. A high weight keeps early policies
     diverse, and a low final weight lets the policies approach the optimum of the reward alone."""
+    world_model: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """α, the weight of the loss on the agent's next observations (ECHO, arXiv:2605.24517). The policy then also learns to predict
+    the tokens that its next prompt adds after its completion, such as the results of tools. Their negative log-likelihood is
+    averaged by `aggregation` like the policy loss and divided by the same divisor, which counts only generated tokens or
+    completions. With 0, observations are not trained on."""
     importance_cap: float | None = Field(default=None, ge=1.0)
     """The cap C of truncated importance sampling. If the cap is set, the denominator of ρ is the trainer's probability before
     the update, and each token has the weight min(C, π_trainer/π_sampler). With `level: turn` or `sequence`, each completion
@@ -87,15 +105,18 @@ class SurrogateConfig(Settings):
                 "`kind: cispo` needs `level: token` and does not support `dual_clip`; set `level: token` and remove "
                 "`dual_clip`"
             )
-        if self.kind == "sapo" and self.level != "token":
-            raise ValueError("`kind: sapo` has one gate per token; set `level: token`, or `kind: clipped`")
-        clips, taus = ("clip_low", "clip_high", "dual_clip"), ("tau_positive", "tau_negative")
-        unused: tuple[str, ...] = clips if self.kind == "sapo" else taus
+        if self.kind in ("sapo", "dppo") and self.level != "token":
+            what = "gate" if self.kind == "sapo" else "bound"
+            raise ValueError(
+                f"`kind: {self.kind}` has one {what} per token; set `level: token`, or `kind: clipped`"
+            )
         # Compare values: the resolved settings of a run name every key.
-        for key in unused:
-            if getattr(self, key) != type(self).model_fields[key].default:
-                other = "`tau_positive` and `tau_negative`" if self.kind == "sapo" else "`kind: sapo`"
-                raise ValueError(f"`kind: {self.kind}` does not use `{key}`; remove it, or set {other}")
+        for keys, kinds in _KEYS_OF_KINDS:
+            for key in keys if self.kind not in kinds else ():
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(
+                        f"`kind: {self.kind}` does not use `{key}`; remove it, or set `kind: {kinds[0]}`"
+                    )
         if self.level != "token" and self.aggregation not in (None, "sequence_mean"):
             raise ValueError(
                 f"`level: {self.level}` has one loss per completion, which `aggregation: {self.aggregation}` would weight by its "
@@ -173,6 +194,11 @@ def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateCon
         terms = policy_losses.soft_gated_surrogate(
             log_ratio_K, advantage_K, tau_positive=s.tau_positive, tau_negative=s.tau_negative
         )
+    elif s.kind == "dppo":
+        # The bound is on the distance from the sampler, also if ρ is the ratio to the trainer's weights before the update.
+        terms = policy_losses.divergence_masked_surrogate(
+            logp_K, targets[Column.BEHAVIOUR], log_ratio_K, advantage_K, divergence=s.divergence
+        )
     elif s.dual_clip is None:
         terms = policy_losses.clipped_surrogate(log_ratio_K, advantage_K, **clip)
     else:
@@ -207,15 +233,25 @@ def surrogate_loss(outputs: Outputs, targets: Targets, *, settings: SurrogateCon
         assert outputs.entropy_K is not None, "an entropy bonus needs `Algorithm.entropy`"
         loss_K = loss_K - s.entropy_coefficient * outputs.entropy_K
 
-    aggregation = s.aggregation or ("token_mean" if s.level == "token" else "sequence_mean")
     times_K = targets.columns.get(Column.WEIGHT)
-    if aggregation == "token_mean":
-        total, weight = masking.token_mean(loss_K, mask_K, times_K)
-    elif aggregation == "sequence_mean":
-        total, weight = masking.sequence_mean(loss_K, *completions, times_K)
-    else:
-        total, weight = masking.sequence_sum_over_constant(loss_K, *completions, times_K, constant=s.constant)
+    total, weight = _aggregated(s, loss_K, mask_K, targets, times_K)
+    if s.world_model and targets.observed_S is not None:
+        observed_K = targets.observed_S[targets.segment_K]
+        total = total + s.world_model * _aggregated(s, -logp_K, observed_K, targets).total
+        metrics["nll_heard"] = (masking.masked_sum(-logp_K.detach(), observed_K), observed_K.sum())
     return Loss(total, weight, metrics)
+
+
+def _aggregated(
+    s: SurrogateConfig, loss_K: Tensor, mask_K: Tensor, targets: Targets, times_K: Tensor | None = None
+) -> masking.WeightedSum:
+    aggregation = s.aggregation or ("token_mean" if s.level == "token" else "sequence_mean")
+    completions = (mask_K, targets.segment_K, targets.segments)
+    if aggregation == "token_mean":
+        return masking.token_mean(loss_K, mask_K, times_K)
+    if aggregation == "sequence_mean":
+        return masking.sequence_mean(loss_K, *completions, times_K)
+    return masking.sequence_sum_over_constant(loss_K, *completions, times_K, constant=s.constant)
 
 
 class ValueLossConfig(Settings):
