@@ -15,7 +15,7 @@ from kapelle.settings.aliases import ARGUMENTS, TABLE, Alias
 PAGE = Path(__file__).parents[1] / "docs" / "coming_from" / "names.md"
 HEAD = """# Names that are read as ours
 
-A setting may have the name that TRL, verl or CoMLRL gives it, in a recipe, on the command line and in Python:
+A setting may have the name that TRL (f2cd57710, 2026-07-24), verl (0.9.1) or CoMLRL (1.4.3) gives it, in a recipe, on the command line and in Python:
 
 ```sh
 kapelle train demo learning_rate=2e-5 num_generations=4 beta=0.04 --dry-run
