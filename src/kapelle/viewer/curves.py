@@ -62,7 +62,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "Critics": ("value_error", "explained_variance", "mixer_loss", "mixer_explained"),
     "Turns": ("length", "turns", "finish_length", "truncated", "failed_episodes", "samples", "scored"),
-    "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness"),
+    "Pace": ("time/tokens_per_second", "time/step", "tokens", "staleness", "unfinished_groups"),
     **{feature.replace("_", " ").capitalize(): tuple(dict.fromkeys(panel_of(metric.pattern) for metric in metrics_of(feature))) for feature in FEATURES},
 }  # fmt: skip
 """The sections of a page with their panels in order. Panels are identified by the part of a metric's name before the slash.

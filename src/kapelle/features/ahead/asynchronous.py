@@ -82,17 +82,15 @@ class AsynchronousRollouts(Rollouts):
     def collect(self, step: StepInProgress) -> list[Group]:
         """Return the groups that a step trains on, and start groups of later steps; see `Rollouts`."""
         self._versions.append(self._run.engine.versions)
-        for number in range(
-            max(self._last + 1, step.number),
-            min(step.number + self._ahead, self._run.config.training.steps) + 1,
-        ):
+        last = min(step.number + self._ahead, max(self._run.config.training.steps, step.number))
+        for number in range(max(self._last + 1, step.number), last + 1):
             self._start(number, step.number)
         with step.setup.timeline.phase("generate"):
             share = together(self._ranks, Meeting(), partial(self._take, step.number))
         groups = share.in_order
         self._versions.check(groups)
         step.metrics["staleness"] = self._versions.staleness(groups)
-        step.metrics["rollouts/unfinished"] = float(len(self._wanted))
+        step.metrics["unfinished_groups"] = float(len(self._wanted))
         self._compare(step, groups)
         return groups
 
