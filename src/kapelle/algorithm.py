@@ -410,6 +410,9 @@ ELSEWHERE = {
     "maremax": "`algorithm.name: remax`",
     "madpo": "`algorithm.name: dpo`",
     "gkd": "`algorithm.name: distill`",
+    "sdpo": "`algorithm.name: self_distill`",
+    "sdft": "`algorithm.name: self_distill`, `algorithm.context: [solution]`",
+    "opsd": "`algorithm.name: self_distill`, `algorithm.context: [solution]`",
 }
 """Mapping from the name of an algorithm in papers or other libraries to the settings that select this algorithm in kapelle."""
 
