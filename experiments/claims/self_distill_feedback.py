@@ -116,6 +116,12 @@ CLAIM = Claim(
     landmarks=lambda: {"optimum": 1.0, "chance": LETTERS**-SEATS},
     remark=(
         "The bounds were fixed after a look at one seed, which no run uses, of an easier game with three agents "
-        "and four letters (one success in 64 random episodes), where all arms but the misled one learned."
+        "and four letters (one success in 64 random episodes), where all arms but the misled one learned. That the "
+        "policies understand the reports is assumed, not shown. The benefit is credit: with sampled tokens, a report "
+        "is worth as much as each agent's own reward (0.006 more area), and not more, because a letter that is named "
+        "but never sampled gains only through normalisation. `sibling` knows only what the reward says and learns "
+        "where `grpo` does, in the cases in which a group happens to succeed: 0 to 3 of 4. The chosen rates lie at "
+        "the upper edge of the grid; from 16 to 64, the area of the reported arms rises by at most 0.021 and that of "
+        "`grpo` by 0.046. In the misled arm, the choice of the rate has no meaning."
     ),
 )
