@@ -1,14 +1,16 @@
-"""Games that only experiments play: relays that are demonstrated, and calls."""
+"""Games that only experiments play: relays that are demonstrated, calls, and letters that are explained."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
-from kapelle.environments.diagnostics import Diagnostic, History, Relay, Say
+from kapelle.environment import EXPLANATIONS, Outcome
+from kapelle.environments.diagnostics import Diagnostic, DiagnosticState, History, Relay, Say, SumGame
 from kapelle.types import Message, Task
 
 
@@ -66,3 +68,35 @@ class Calls(Diagnostic):
         """As for any game; every call counts by itself."""
         rights = [say(1, self.sees(case, 1, ())).get("A", 0.0) for case in range(self.cases)]
         return (0.0, sum(rights) / self.cases)
+
+
+class Explained(SumGame):
+    """A sum game that reports at the end what each agent should have written, or that its letter was incorrect."""
+
+    name: Literal["experiments.relays:Explained"] = "experiments.relays:Explained"  # type: ignore[assignment]
+    report: Literal["letter", "error", "misleading"] = "letter"
+    """The correct letter; `not X` for each incorrect letter X, and nothing otherwise; or the letter after the correct one."""
+
+    def start(self, task: Task, agents: Sequence[str], seed: int) -> ExplainedState:
+        """Start an episode of a case."""
+        self.check(agents)
+        return ExplainedState(self, task, agents, seed)
+
+
+class ExplainedState(DiagnosticState):
+    """An episode with a report."""
+
+    _game: Explained
+
+    def outcome(self) -> Outcome:
+        """Return the outcome with a report for each agent."""
+        game, said = self._game, dict(self._history)
+        reports = {}
+        for seat, agent in enumerate(self.agents):
+            right = game.right(self._case, seat, ())
+            if game.report == "error":
+                reports[agent] = "" if said[seat] == right else f"not {said[seat]}"
+            else:
+                step = game.report == "misleading"
+                reports[agent] = game.alphabet[(game.alphabet.index(right) + step) % game.letters]
+        return replace(super().outcome(), info={EXPLANATIONS: reports})

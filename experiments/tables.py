@@ -82,6 +82,8 @@ class TableModel:
         self.head = SimpleNamespace(weight_VD=torch.eye(tokens))
         self.renderer: Any = SimpleNamespace(context=1 << 20)
         self._start, self._additive = start, additive
+        self.features: Callable[[Words], Words] = lambda prefix: prefix
+        """What of all that stands before a token chooses the row that is learned; the start depends on everything."""
         self._rows: dict[Words, int] = {}
         self._chances = torch.zeros(rows, tokens, dtype=torch.float64)
         self._route: Sequence[tuple[str | None, int, int]] = ()
@@ -139,7 +141,8 @@ class TableModel:
             if adapter is None:
                 pieces.append(starts)
             else:
-                learned = self.bank.tables[adapter].double()[rows]
+                own = torch.tensor([self.row(self.features(prefix)) for prefix in prefixes[first:last]])
+                learned = self.bank.tables[adapter].double()[own]
                 pieces.append(learned if adapter in self.value_heads else learned + starts)
         letters_NV = torch.nn.functional.one_hot(tokens_N.clamp(max=self.tokens), self.tokens + 1)
         return torch.cat([torch.cat(pieces), letters_NV[:, : self.tokens].double()], 1)
@@ -290,7 +293,9 @@ class TableEngine(RolloutEngine):
             row = self._model.row(prefix)
             table = self._table[policy]
             logits = self._model.starts([row])[0]
-            logits = logits if table is None else logits + table[row]
+            logits = (
+                logits if table is None else logits + table[self._model.row(self._model.features(prefix))]
+            )
             logp = (logits / temperature).log_softmax(-1)
             self._known[key] = logp.exp().tolist(), logp.tolist()
         return self._known[key]

@@ -419,6 +419,9 @@ ELSEWHERE = {
     "gkd": "`algorithm.name: distill`",
     "echo": "`algorithm.loss.world_model` above 0 (docs/algorithms/grpo.md)",
     "agon": "`algorithm.name: cory` and `algorithm.reward: win`",
+    "sdpo": "`algorithm.name: self_distill`",
+    "sdft": "`algorithm.name: self_distill`, `algorithm.context: [solution]`",
+    "opsd": "`algorithm.name: self_distill`, `algorithm.context: [solution]`",
 }
 """Mapping from the name of an algorithm in papers or other libraries to the settings that select this algorithm in kapelle."""
 

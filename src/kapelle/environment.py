@@ -37,6 +37,9 @@ REWARD_PREFIX = "reward/"
 function does not apply to the episode."""
 FAILED = "failed"
 """Value of such an entry in `info` if the episode failed because the reward function raised an error or the judge returned no verdict."""
+EXPLANATIONS = "explanations"
+"""Key of an episode's `info` for what the environment reports on the agents' last messages, such as failed tests: a string, or a mapping
+from agents to strings. Agents do not read it; the algorithm `self_distill` can learn from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kapelle.team import Team
-    from kapelle.types import Constraint, Episode, Group, Image, Message, Routing, Turn
+    from kapelle.team import Agent, Team
+    from kapelle.types import Constraint, Episode, Group, Image, Json, Message, Routing, Turn
 
 
 class TurnKey(NamedTuple):
@@ -160,6 +160,12 @@ class Reader(Protocol):
         """Return the prompt ids of a new conversation, up to the position where the agent's completion starts."""
         ...
 
+    def extend(
+        self, prompt: Sequence[int], completion: Sequence[int], new_messages: Sequence[Message]
+    ) -> tuple[int, ...]:
+        """Return the prompt ids after a sampled completion and new messages. The ids of prompt and completion are kept."""
+        ...
+
     def completion(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a completion, including the end-of-turn token."""
         ...
@@ -167,6 +173,25 @@ class Reader(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, including special tokens."""
         ...
+
+
+@runtime_checkable
+class TakesArguments(Protocol):
+    """A reader whose chat template takes arguments."""
+
+    def with_arguments(self, arguments: Mapping[str, Json]) -> Any:
+        """Return a reader that passes these arguments to the chat template."""
+        ...
+
+
+AnyReader = TypeVar("AnyReader")
+
+
+def agent_renderer(agent: Agent, reader: AnyReader) -> AnyReader:
+    """Return the reader of an agent: the reader of the agent's policy with the agent's chat template arguments."""
+    if not agent.chat_template_kwargs or not isinstance(reader, TakesArguments):
+        return reader
+    return cast("AnyReader", reader.with_arguments(agent.chat_template_kwargs))
 
 
 class Learners(Protocol):

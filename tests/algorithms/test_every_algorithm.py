@@ -25,6 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"group_size": 2, "redraw": 1},
     "maporl": {"group_size": 2},
     "qmix": {"group_size": 2, "credit_warmup_steps": 1, "fit": {"min_fill": 2, "updates": 2}},
+    "self_distill": {"context": ["feedback"], "group_size": 2},
     "sft": {},
     "vdn": {"group_size": 2, "credit_warmup_steps": 1, "fit": {"min_fill": 2, "updates": 2}},
     "verifier": {"group_size": 2},

@@ -24,6 +24,7 @@ from kapelle.types import Group
 
 PAID_OTHERWISE = {
     "distill": "does not learn from such rewards",
+    "self_distill": "does not learn from such rewards",
     "sft": "does not learn from such rewards",
     "verifier": "does not learn from such rewards",
     "maporl": "is rewarded only by a verifier's scores",

@@ -152,3 +152,13 @@ def test_estimators_and_log_probs_pass_the_numerical_gradient_check() -> None:
 
     assert torch.autograd.gradcheck(penalty, (logits,))
     assert torch.autograd.gradcheck(divergences.entropy_from_logits, (logits,))
+
+
+def test_the_advantages_towards_a_target_are_0_at_the_target_and_bounded_where_the_ratio_is_not() -> None:
+    for divergence in ("reverse", "forward", "jensen_shannon"):
+        assert divergences.towards(tensor(0.0), divergence).item() == pytest.approx(0.0, abs=1e-15)
+    # u = 3: log 3, 3 − 1, ½·log 2.
+    ratio = tensor(math.log(3.0))
+    found = [divergences.towards(ratio, each).item() for each in ("reverse", "forward", "jensen_shannon")]
+    assert found == pytest.approx([1.0986122886681098, 2.0, 0.34657359027997264], abs=1e-15)
+    assert divergences.towards(tensor(100.0), "forward").item() == pytest.approx(math.expm1(20.0))

@@ -25,7 +25,9 @@ NEED: dict[str, dict[str, Any]] = {
     "vdn": {"group_size": 4, "credit_warmup_steps": 0, "fit": {"min_fill": 2, "updates": 2}},
 }
 """What an algorithm needs said beside its name; the others play groups of four."""
-PLAYING = [name for name in ALGORITHMS if name not in {"sft", "distill", "dpo", "verifier", "rnad"}]
+PLAYING = [
+    name for name in ALGORITHMS if name not in {"sft", "distill", "self_distill", "dpo", "verifier", "rnad"}
+]
 """Those that siiRL's files, in which a team is paid together, can name: `rnad` is for agents that are paid each for itself."""
 
 

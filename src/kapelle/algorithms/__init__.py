@@ -12,6 +12,7 @@ BUILTIN: Mapping[str, str] = {
     "sft": "kapelle.algorithms.sft:SFT",
     "verifier": "kapelle.algorithms.verifier:Verifier",
     "distill": "kapelle.algorithms.distill:Distill",
+    "self_distill": "kapelle.algorithms.self_distill:SelfDistill",
     "dpo": "kapelle.algorithms.dpo:DPO",
     "grpo": "kapelle.algorithms.grpo:GRPO",
     "rloo": "kapelle.algorithms.rloo:RLOO",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from kapelle.algorithms.remax import ReMax as ReMax
     from kapelle.algorithms.rloo import RLOO as RLOO
     from kapelle.algorithms.rnad import RNaD as RNaD
+    from kapelle.algorithms.self_distill import SelfDistill as SelfDistill
     from kapelle.algorithms.sft import SFT as SFT
     from kapelle.algorithms.sharp import SHARP as SHARP
     from kapelle.algorithms.vdn import VDN as VDN

@@ -436,6 +436,9 @@ class CodeState(BaseState, Scorable, Retriable):
         grades = self._finals if self._most > 1 and self._finals else self._attempts[agent]
         if not grades:
             return self._problem.prompt
+        return self._report(grades)
+
+    def _report(self, grades: Sequence[CodeGrade]) -> str:
         return feedback(grades[-1], self._problem.shown, len(grades), self._max_attempts)
 
     def movers(self) -> tuple[str, ...]:
@@ -533,7 +536,10 @@ class CodeState(BaseState, Scorable, Retriable):
         info: dict[str, Json] = {
             "attempts": {agent: len(self._attempts[agent]) for agent in last},
             "tests": {agent: [test.status for test in grade.tests] for agent, grade in last.items()},
-            "explanations": {agent: grade.explanation for agent, grade in last.items()},
+            "explanations": {
+                agent: grade.explanation or ("" if grade.solved else self._report(self._attempts[agent]))
+                for agent, grade in last.items()
+            },
         }
         if self._settings.untrusted_tests == "allow":
             info["trusted"] = not self._problem.untrusted

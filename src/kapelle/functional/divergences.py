@@ -6,7 +6,8 @@ of the tempered distribution softmax(logits / temperature), from which tokens we
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Literal, NamedTuple, TypeAlias
 
 from kapelle.functional.masking import as_float
 from kapelle.runtime.on_demand import Tensor, torch
@@ -56,6 +57,25 @@ def kl_reweighted(logp: Tensor, logp_other: Tensor, log_ratio: Tensor) -> Tensor
     """
     ratio = torch.exp(log_ratio)
     return ratio * kl_k1(logp, logp_other) - ratio + 1.0
+
+
+Divergence: TypeAlias = Literal["reverse", "forward", "jensen_shannon"]
+"""A divergence of a policy π from a target T: KL(π‖T), KL(T‖π), or the Jensen–Shannon divergence, all in nats."""
+
+
+def towards(log_ratio: Tensor, divergence: Divergence) -> Tensor:
+    """Return the advantage with which sampled tokens decrease a divergence from a target T, elementwise.
+
+    `log_ratio` is log u = log T − log π at tokens of π. A divergence E_π[f(u)] has the gradient E_π[∇log π·(f(u) − u·f'(u))]; the
+    result is the negative of this weight, shifted by a constant so that it is 0 at u = 1: log u for KL(π‖T), u − 1 for KL(T‖π), and
+    ½·log((1 + u)/2) for Jensen–Shannon. The log-ratio is clamped to ±20 for KL(T‖π).
+    """
+    log_ratio = as_float(log_ratio)
+    if divergence == "reverse":
+        return log_ratio
+    if divergence == "forward":
+        return torch.expm1(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return 0.5 * (torch.nn.functional.softplus(log_ratio) - math.log(2.0))
 
 
 def entropy_from_logits(logits: Tensor, *, temperature: float = 1.0) -> Tensor:

@@ -11,14 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 
-from kapelle.engines.rollout.protocol import (
-    Completion,
-    HeldRequest,
-    ReadsPrompts,
-    Renderer,
-    Request,
-    agent_renderer,
-)
+from kapelle.engines.rollout.protocol import Completion, HeldRequest, ReadsPrompts, Renderer, Request
 from kapelle.environment import (
     Answerable,
     Outcome,
@@ -35,6 +28,7 @@ from kapelle.rollout.interventions import Continuation, Record, choose
 from kapelle.rollout.outcomes import checked_rewards, share, text
 from kapelle.rollout.partial import PartialEpisode, continued
 from kapelle.rollout.setup import RolloutSetup
+from kapelle.rows import agent_renderer
 from kapelle.runtime.batch_barrier import Participant
 from kapelle.runtime.deadlines import call, within
 from kapelle.runtime.randomness import derive_seed

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from kapelle.engines.rollout.protocol import Renderer, agent_renderer
+from kapelle.engines.rollout.protocol import Renderer
 from kapelle.environment import task_of
 from kapelle.errors import ConfigError, ContextError
-from kapelle.rows import ReadsTokens
+from kapelle.rows import ReadsTokens, agent_renderer
 from kapelle.settings.checks import RunToCheck
 from kapelle.settings.schema import RunConfig
 from kapelle.setup.problems import Fits

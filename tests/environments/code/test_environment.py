@@ -92,6 +92,7 @@ async def test_the_last_program_counts(mbpp: str) -> None:
     assert len(episode.turns) == 2
     assert episode.rewards == {"coder": pytest.approx(1 / 3)}
     assert episode.info["tests"] == {"coder": ["passed", "failed", "failed"]}
+    assert episode.info["explanations"]["coder"].startswith("Attempt 2 of 2 failed.")
 
 
 async def test_agents_work_in_parallel_and_stop_after_a_correct_program(mbpp: str) -> None:

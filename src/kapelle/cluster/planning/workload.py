@@ -11,13 +11,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kapelle.engines.rollout.protocol import Completion, Request, agent_renderer
+from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environment import Environment, Scripted, has_comparable_answers, offers, report_of
 from kapelle.errors import ConfigError, KapelleError
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.setup import make_rollout_setup
+from kapelle.rows import agent_renderer
 from kapelle.runtime.event_loop import run_async
 from kapelle.settings.schema import RunConfig
 from kapelle.team import Team

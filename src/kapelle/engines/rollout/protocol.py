@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kapelle.errors import ConfigError, noting
 from kapelle.runtime.plugins import catalogue, find_class
 from kapelle.settings.checks import Check, RunToCheck
 from kapelle.settings.environments import text_alone
-from kapelle.types import Constraint, FinishReason, Json, Message, Routing, Sampling, Task
+from kapelle.types import Constraint, FinishReason, Message, Routing, Sampling, Task
 
 if TYPE_CHECKING:
     from kapelle.models.language_model import LanguageModel
-    from kapelle.team import Agent, Policy
+    from kapelle.team import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,28 +110,6 @@ class ReadsPrompts(Protocol):
     def plain(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Return the token ids of a prompt. Raises ContextError if the prompt is too long or contains ids without an embedding."""
         ...
-
-
-@runtime_checkable
-class TakesArguments(Protocol):
-    """A renderer whose chat template takes arguments."""
-
-    def with_arguments(self, arguments: Mapping[str, Json]) -> Any:
-        """Return a renderer that passes these arguments to the chat template."""
-        ...
-
-
-def agent_renderer(agent: Agent, renderer: AnyRenderer) -> AnyRenderer:
-    """Return the renderer of an agent: the renderer of the agent's policy with the agent's chat template arguments."""
-    if not agent.chat_template_kwargs:
-        return renderer
-    found: Any = renderer
-    if isinstance(found, TakesArguments):
-        found = found.with_arguments(agent.chat_template_kwargs)
-    return cast("AnyRenderer", found)
-
-
-AnyRenderer = TypeVar("AnyRenderer", bound=Renderer)
 
 
 class WritingRenderer(Renderer, Protocol):

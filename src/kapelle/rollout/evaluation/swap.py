@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from kapelle.engines.rollout.protocol import agent_renderer
 from kapelle.errors import ConfigError
 from kapelle.functional.statistics import mean_interval
 from kapelle.rollout.evaluation.evaluate import Evaluation
 from kapelle.rollout.setup import RolloutSetup
+from kapelle.rows import agent_renderer
 from kapelle.types import Group, Message
 
 PROBE = (Message("system", "Answer."), Message("user", "1+1"))

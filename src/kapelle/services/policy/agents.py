@@ -19,7 +19,6 @@ from kapelle.engines.rollout.protocol import (
     ReadsPrompts,
     Renderer,
     Request,
-    agent_renderer,
     stream_or_generate,
 )
 from kapelle.environments.grading.text.tool_call import Form
@@ -27,6 +26,7 @@ from kapelle.errors import ContextError, EngineError, EpisodeError, RequestRefus
 from kapelle.models.chat_template import template_variables
 from kapelle.models.renderer import ChatRenderer
 from kapelle.rollout.setup import RolloutSetup
+from kapelle.rows import agent_renderer
 from kapelle.runtime.credentials import without_secrets
 from kapelle.runtime.event_loop import LoopThread
 from kapelle.runtime.randomness import derive_seed
