@@ -166,6 +166,9 @@ class TestProcess:
             def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
                 return (0, 0, 0)
 
+            def extend(self, *_: object) -> tuple[int, ...]:
+                raise AssertionError("the conversation has one turn")
+
             def completion(self, text: str) -> tuple[int, ...]:
                 return (*(hash(text[k : k + 2]) for k in range(0, len(text), 2)), -1)
 

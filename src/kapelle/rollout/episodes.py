@@ -321,7 +321,12 @@ async def complete_groups(
     progress.ended |= {
         (g, k): episode for (g, k, _), episode in zip(left, found, strict=True)
     }  # with abandoned ones
-    complete = await compare_episodes(setup, [group.group for group in progress.now(())])
+    ended = progress.ended
+    whole = [
+        Group(group.task, tuple([ended.get((g, k), each) for k, each in enumerate(group.episodes)]))  # type: ignore[misc]
+        for g, group in enumerate(groups)
+    ]
+    complete = await compare_episodes(setup, whole)
     if interventions is None:
         return complete
     roll_out_all = partial(roll_out_continuations, setup, max_concurrent=max_concurrent)
