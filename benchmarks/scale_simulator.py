@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale_simulator                       # a 4B team on 1 to 512 GPUs, and which setting to turn
     python -m benchmarks.scale_simulator --model 8B --agents 8 --apart
-    python -m benchmarks.scale_simulator --tails               # what `overlap` and `partial_rollouts` gain where some tasks take long
+    python -m benchmarks.scale_simulator --tails               # what `training.asynchronous` gains where some tasks take long
     python -m benchmarks.scale_simulator --swarm               # seconds and tokens of a planner that calls workers in parallel
 
 Costs come from `scale_bounds` for GPUs, or from measurements (`scale_measured`). Lengths of answers, and the seconds that episode states
@@ -19,11 +19,9 @@ import math
 import random
 import statistics
 import sys
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
 
 from benchmarks.scale_bounds import SHAPES, Machine, Work, parts
 
@@ -246,173 +244,178 @@ def _overlapped(
     return learned[-1], statistics.fmean(stale)
 
 
-# -------- Tasks that take long: what is gained by playing ahead, and by leaving unfinished groups to the next step
+# -------- Tasks that take long: what is gained by sampling without interruption (`training.asynchronous`)
 
-MARK = 32
-"""Tokens of each row between two marks at which processes agree whether a step ends."""
 SPLITS = (1 / 2, 3 / 4, 7 / 8)
 """Shares of the processes that sample, of which the best one is taken, where others learn meanwhile."""
+STEADY = 8
+"""First step that counts. Before it, there are too few old groups."""
 
 
 @dataclass(slots=True)
-class Tale:
-    """One episode, which may be left and continued."""
+class _Task:
+    """A group that is being sampled."""
 
-    answers: tuple[int, ...]
-    """Tokens of each."""
-    turn: int = 0
-    """Answers that are complete."""
-    begun: int = 0
-    """Tokens of the answer in progress."""
-    joins: list[int] = field(default_factory=list)
-    """Decode step of this play at which each answer joined."""
-    over: int = 0
-    """Decode step of the last play at which it ended."""
-
-    def read(self, plan: Plan) -> int:
-        """Return the tokens that are read before its next answer: what is new, or all of it where it is continued."""
-        if self.begun:
-            return plan.question + sum(self.answers[: self.turn]) + self.begun
-        new_messages = self.answers[self.turn - 1] if plan.new_messages and self.turn else 0
-        return (plan.question if self.turn < plan.agents else 0) + new_messages
-
-    def leave(self, step: int) -> None:
-        """Go back from its end to a decode step of this play, unless it had ended by then."""
-        if self.joins and self.over > step:
-            first, begun = self.turn - len(self.joins), self.begun
-            # The first answer of this play continued from `begun`.
-            number = max(0, bisect.bisect_left(self.joins, step) - 1)
-            self.turn, self.begun = first + number, (begun if number == 0 else 0)
-            self.begun += max(0, step - self.joins[number])
-            if self.begun == self.answers[self.turn]:
-                self.turn, self.begun = self.turn + 1, 0
-        self.joins = []
+    number: int
+    started: int
+    """Step that started it."""
+    episodes: list[list[int]]
+    """Tokens of each answer of each episode."""
+    left: int
+    """Number of unfinished episodes."""
+    versions: int = 0
+    """Sum over the tokens of the number of weights that had been loaded."""
 
 
-def continue_forks(plan: Plan, costs: Costs, tales: Sequence[Tale]) -> list[tuple[int, float, float]]:
-    """Play episodes in one process, each to its end; return at which decode steps it was when, and the seconds of a step from there."""
-    clock = [(0, 0.0, 0.0)]
-    waiting = [place for place, tale in enumerate(tales) if tale.turn < len(tale.answers)][::-1]
-    rows: list[tuple[int, int]] = []
-    steps, now = 0, 0.0
+class _Sampler:
+    """A process that samples without interruption. An event is the end of an answer."""
 
-    def join(place: int, begun: int) -> None:
-        nonlocal now
-        tale = tales[place]
-        now += costs.read * tale.read(plan)
-        tale.joins.append(steps)
-        heapq.heappush(rows, (steps + tale.answers[tale.turn] - begun, place))
+    def __init__(self, plan: Plan, costs: Costs) -> None:
+        self.plan, self.costs = plan, costs
+        self.now, self.steps, self.groups, self.joined = 0.0, 0, 0, 0
+        self.loads: list[int] = []
+        """Decode steps at which new weights were loaded."""
+        self.rows: list[tuple[int, int, int, int, list[int], _Task]] = []
+        """Decode step at which an answer ends, order of joining, first decode step, turn, answers of the episode, group."""
+        self.waiting: deque[tuple[list[int], _Task]] = deque()
 
-    while waiting or rows:
-        while waiting and len(rows) < plan.rows:
-            join(waiting[-1], tales[waiting.pop()].begun)
-        each, count = costs.token + costs.row * len(rows), rows[0][0] - steps
-        clock.append((steps, now, each))
-        steps, now = steps + count, now + count * each
-        while rows and rows[0][0] <= steps:
-            _, place = heapq.heappop(rows)
-            tale = tales[place]
-            tale.turn += 1
-            if tale.turn < len(tale.answers):
-                join(place, 0)
-            else:
-                tale.over = steps
-    clock.append((steps, now, 0.0))
-    return clock
+    @property
+    def each(self) -> float:
+        """Seconds of a decode step."""
+        return self.costs.token + self.costs.row * len(self.rows)
 
+    @property
+    def next_end(self) -> float:
+        """Time at which the next answer ends."""
+        return self.now + (self.rows[0][0] - self.steps) * self.each if self.rows else math.inf
 
-def at_steps(clock: Sequence[tuple[int, float, float]], steps: Any) -> Any:
-    """Return when a process has taken so many decode steps, or when it had nothing left to do, for an array of numbers."""
-    began, when, each = np.array(clock).T
-    last = np.searchsorted(began, steps, side="right") - 1
-    return when[last] + (steps - began[last]) * each[last]
+    def start(self, group: _Task) -> None:
+        self.groups += 1
+        self.waiting.extend((answers, group) for answers in group.episodes)
+        self._fill()
 
+    def load(self, now: float) -> None:
+        """Decode until `now`, and load new weights, with which all live rows are read again."""
+        if self.rows and now > self.now:
+            count = min(self.rows[0][0] - self.steps, math.ceil((now - self.now) / self.each))
+            self.steps, self.now = self.steps + count, self.now + count * self.each
+        self.now = max(self.now, now)
+        self.loads.append(self.steps)
+        for _, _, since, turn, answers, _ in self.rows:
+            self.now += self.costs.read * (self.plan.question + sum(answers[:turn]) + self.steps - since)
 
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """What a setting makes of tasks that take long."""
+    def end(self) -> _Task | None:
+        """Decode until the next answer ends, and return its group if that is then finished."""
+        self.now = self.next_end
+        self.steps, _, since, turn, answers, group = heapq.heappop(self.rows)
+        before = bisect.bisect_right(self.loads, since)
+        group.versions += before * (self.steps - since) + sum(
+            self.steps - load for load in self.loads[before:]
+        )
+        if turn + 1 < len(answers):
+            self._join(turn + 1, answers, group)
+            return None
+        self._fill()
+        group.left -= 1
+        self.groups -= group.left == 0
+        return None if group.left else group
 
-    rate: float
-    """Episodes that are learned from, a second."""
-    sampling: float
-    """Mean seconds of sampling a step."""
-    update: float
-    staleness: float
+    def _fill(self) -> None:
+        while self.waiting and len(self.rows) < self.plan.rows:
+            self._join(0, *self.waiting.popleft())
+
+    def _join(self, turn: int, answers: list[int], group: _Task) -> None:
+        new_messages = answers[turn - 1] if self.plan.new_messages and turn else 0
+        self.now += self.costs.read * ((self.plan.question if turn < self.plan.agents else 0) + new_messages)
+        self.joined += 1
+        row = (self.steps + answers[turn], self.joined, self.steps, turn, answers, group)
+        heapq.heappush(self.rows, row)
 
 
 def with_tails(
-    plan: Plan, costs: Costs, hard: float, share: float, often: int = 1, steps: int = 12, seed: int = 0
-) -> Tail:
-    """Simulate steps in which all lengths of a task have a lognormal factor, of standard deviation `hard` of the logarithm.
+    plan: Plan, costs: Costs, hard: float, most: int = 0, steps: int = 24, seed: int = 0
+) -> tuple[float, float]:
+    """Return the episodes per second that are learned from, and the mean age of their tokens in steps.
 
-    `share` is `training.partial_rollouts`; a group is left `often` times at most, which `max_staleness` bounds. Samplers of the plan
-    play one step ahead.
+    All lengths of a task have a lognormal factor, of standard deviation `hard` of the logarithm. `most` is `training.max_staleness` of
+    an asynchronous run; with 0, every step waits for all of its groups, as the synchronous loop does.
     """
-    playing = plan.samplers or plan.processes
-    learning = plan.processes - plan.samplers
-    most = max(1, int(share * plan.tasks)) if share else 0
-    left: list[list[Tale]] = []
-    times_left: list[int] = []
-    sampling, update, learned = [], [], 0
-    for number in range(steps):
-        pool = [*left, *(_tales(plan, hard, f"{seed}/{number}/{task}") for task in range(plan.tasks))]
-        times_left += [0] * plan.tasks
-        own = [[tale for tales in pool[rank::playing] for tale in tales] for rank in range(playing)]
-        clocks = [continue_forks(plan, costs, tales) for tales in own]
-        marks = [math.ceil(max(tale.over for tale in tales) / MARK) for tales in pool]
-        end, spent = max(marks), max(clock[-1][1] for clock in clocks)
-        if share:
-            # The groups that may not be left again are waited for, and of the others all but a few.
-            must = [mark for mark, count in zip(marks, times_left, strict=True) if count == often]
-            end = max([*must, sorted(marks)[len(marks) - most - 1]])
-            times = np.stack([at_steps(clock, MARK * np.arange(end + 1)) for clock in clocks])
-            spent = float(np.diff(times).max(axis=0).sum()) + end * costs.meeting / 10
-        done = [tales for mark, tales in zip(marks, pool, strict=True) if mark <= end]
-        left = [tales for mark, tales in zip(marks, pool, strict=True) if mark > end]
-        times_left = [count + 1 for mark, count in zip(marks, times_left, strict=True) if mark > end]
-        for tales in pool:
-            for tale in tales:
-                tale.leave(MARK * end)
-        episodes = [tale for tales in done for tale in tales]
-        tokens = sum(sum(tale.answers) for tale in episodes)
-        tokens += sum(
-            plan.agents * plan.question + plan.new_messages * sum(tale.answers[:-1]) for tale in episodes
+    from kapelle.features.ahead.asynchronous import steps_ahead
+
+    samplers = [_Sampler(plan, costs) for _ in range(plan.samplers or plan.processes)]
+    learning, ahead = plan.processes - plan.samplers, steps_ahead(most)
+    events: list[tuple[float, int]] = []
+    """When the next answer of each process ends."""
+    finished: list[tuple[int, _Task]] = []
+    """Groups that no step has taken, by their number; the oldest one is first."""
+    live: Counter[int] = Counter()
+    """Number of unfinished groups, by the step that started them."""
+    ages: list[float] = []
+    now, steady, begun = 0.0, 0.0, 0
+
+    def end_one() -> float:
+        """Decode until the next answer of all processes ends, and return the time."""
+        at, place = events[0]
+        group = samplers[place].end()
+        heapq.heapreplace(events, (samplers[place].next_end, place))
+        if group is not None:
+            live[group.started] -= 1
+            heapq.heappush(finished, (group.number, group))
+        return at
+
+    for step in range(steps):
+        steady = now if step == STEADY else steady
+        while events and events[0][0] <= now:
+            end_one()
+        for sampler in samplers:
+            sampler.load(now)
+        for number in range(begun, (step + ahead + 1) * plan.tasks):
+            least = min(samplers, key=lambda sampler: sampler.groups)
+            least.start(_task(plan, hard, seed, number, step))
+            live[step] += 1
+        begun = (step + ahead + 1) * plan.tasks
+        events[:] = [(sampler.next_end, place) for place, sampler in enumerate(samplers)]
+        heapq.heapify(events)
+        while len(finished) < plan.tasks or live[step - most]:
+            now = max(now, end_one())
+        taken = [heapq.heappop(finished)[1] for _ in range(plan.tasks)]
+        answers = [each for group in taken for each in group.episodes]
+        tokens = sum(map(sum, answers))
+        if step >= STEADY:
+            ages.append(step + 1 - sum(group.versions for group in taken) / tokens)
+        tokens += len(answers) * plan.agents * plan.question
+        tokens += plan.new_messages * sum(sum(each[:-1]) for each in answers)
+        now += (
+            len(answers) * (costs.episode + costs.received) + costs.step + costs.trained * tokens / learning
         )
-        learned += len(episodes)
-        sampling.append(spent)
-        update.append(
-            len(episodes) * (costs.episode + costs.received) + costs.step + costs.trained * tokens / learning
-        )
-    each = costs.exchange + 2 * costs.meeting
-    if plan.samplers:
-        total, stale = _overlapped(sampling, [took + each for took in update], costs.publish, 1)
-    else:
-        total, stale = sum(sampling) + sum(update) + steps * (each + costs.publish), 0.0
-    return Tail(learned / total, statistics.fmean(sampling), statistics.fmean(update), stale)
+        now += costs.exchange + 2 * costs.meeting + costs.publish
+    return (steps - STEADY) * plan.tasks * plan.samples / (now - steady), statistics.fmean(ages)
 
 
-def _tales(plan: Plan, hard: float, key: str) -> list[Tale]:
-    """Return the episodes of a task, whose lengths depend on the key alone."""
-    factor = math.exp(hard * random.Random(key).gauss(0.0, 1.0) - hard**2 / 2)
-    harder, turns = replace(plan, mean=plan.mean * factor), plan.agents * plan.turns
-    draws = [random.Random(f"{key}/{sample}") for sample in range(plan.samples)]
-    return [Tale(tuple(lengths(harder, draw) for _ in range(turns))) for draw in draws]
+def _task(plan: Plan, hard: float, seed: int, number: int, started: int) -> _Task:
+    """Return a group, whose lengths depend on the seed and its number alone."""
+    draw = random.Random(f"{seed}/{number}")
+    harder = replace(plan, mean=plan.mean * math.exp(hard * draw.gauss(0.0, 1.0) - hard**2 / 2))
+    turns = range(plan.agents * plan.turns)
+    episodes = [[lengths(harder, draw) for _ in turns] for _ in range(plan.samples)]
+    return _Task(number, started, episodes, plan.samples)
 
 
-def tails(model: str, agents: int, tail: float, hard: float, share: float = 0.25) -> list[str]:
-    """Return a row for each number of GPUs: episodes a second as they come, played ahead, left unfinished, and both."""
-    work = Work(agents=agents)
+def tails(model: str, agents: int, tail: float, hard: float) -> list[str]:
+    """Return a row for each number of GPUs: the synchronous loop, and by what factor asynchronous sampling raises its rate."""
+    work, stale = Work(agents=agents), (1, 2, 4)
     lines = [
-        "| GPUs | tasks | step (s) | episodes/s | `overlap` | left once | left four times | four times and `overlap` |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        f"| GPUs | tasks | step (s) | episodes/s | {' | '.join(f'`max_staleness: {most}`' for most in stale)} |",
+        "| ---: | ---: | ---: | ---: |" + " ---: |" * len(stale),
     ]
-    for gpus in (8, 16, 32, 64, 128, 256, 512):
+    for gpus in (8, 32, 128, 512):
         found = costs_of(model, work, Machine(), gpus)
         if found is None:
             continue
         costs, split, rows = found
+        processes = gpus // split
         plan = Plan(
-            tasks=max(work.episodes // 8, gpus // split),
+            tasks=max(work.episodes // 8, processes),
             agents=agents,
             turns=work.turns,
             question=work.question,
@@ -420,23 +423,17 @@ def tails(model: str, agents: int, tail: float, hard: float, share: float = 0.25
             mean=work.new,
             tail=tail,
             rows=rows,
-            processes=gpus // split,
+            processes=processes,
         )
-        splits = sorted({max(1, min(plan.processes - 1, round(part * plan.processes))) for part in SPLITS})
-
-        def best(left: float, plan: Plan = plan, costs: Costs = costs, splits: list[int] = splits) -> float:
-            every = [with_tails(replace(plan, samplers=each), costs, hard, left, 4) for each in splits]
-            return max(tail.rate for tail in every)
-
-        plain = with_tails(plan, costs, hard, 0.0).rate
-        rates = [
-            best(0.0),
-            *(with_tails(plan, costs, hard, share, often).rate for often in (1, 4)),
-            best(share),
-        ]
-        gains = " | ".join(f"{rate / plain:.2f}×" for rate in rates)
+        apart = [replace(plan, samplers=max(1, round(part * processes))) for part in SPLITS]
+        apart = [each for each in apart if each.samplers < processes]
+        plain, _ = with_tails(plan, costs, hard)
+        cells = []
+        for most in stale:
+            rate, age = max(with_tails(each, costs, hard, most) for each in apart)
+            cells.append(f"{rate / plain:.2f}× ({age:.1f})")
         step = plan.tasks * plan.samples / plain
-        lines.append(f"| {gpus} | {plan.tasks} | {step:,.0f} | {plain:.3g} | {gains} |")
+        lines.append(f"| {gpus} | {plan.tasks} | {step:,.0f} | {plain:.3g} | {' | '.join(cells)} |")
     return lines
 
 
@@ -571,7 +568,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tail", type=float, default=0.8, help="spread of the lengths of answers (0.8)")
     parser.add_argument("--environment", type=float, default=0.5, help="mean seconds of a world's move (0.5)")
     parser.add_argument("--apart", action="store_true", help="samplers and learners on GPUs of their own")
-    parser.add_argument("--tails", action="store_true", help="steps that run ahead, groups that are left")
+    parser.add_argument(
+        "--tails", action="store_true", help="asynchronous sampling of tasks of very different length"
+    )
     parser.add_argument(
         "--hard", type=float, default=0.8, help="with --tails: spread of all lengths of a task (0.8)"
     )
