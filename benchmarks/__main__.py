@@ -35,7 +35,7 @@ BENCHMARKS: Mapping[str, str] = {
     "scale_bounds": "what bounds a step of a team on 1 to 512 GPUs, by formulae (docs/scaling.md)",
     "scale_simulator": "the same as events, with stragglers and slow worlds, and which setting to turn (minutes)",
     "scale_measured": "whether the simulator foretells runs of 1, 2 and 4 processes here (ten minutes)",
-    "asynchronous": "what `training.asynchronous` saves in two ranks where some episodes take long (ten minutes; four idle cores)",
+    "asynchronous": "what `training.asynchronous` saves in two ranks where some episodes take long (minutes; four idle cores)",
     "sandbox": "starting, running and ending model-written code",
     "graders": "grading answers",
     "learning": "what algorithms learn on games with known optima, over five seeds (an hour; `python -m benchmarks.learning`)",

@@ -1,6 +1,6 @@
 """What `training.asynchronous` saves in two ranks where some episodes take long; and what older weights cost.
 
-    python -m benchmarks.asynchronous                     # ten minutes on four idle cores
+    python -m benchmarks.asynchronous                     # minutes, on four idle cores
     python -m benchmarks.asynchronous --steps 2           # a short run
     python -m benchmarks.asynchronous --learning          # success of the demo at max_staleness 0 to 4 (hours)
 
