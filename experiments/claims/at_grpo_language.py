@@ -122,7 +122,7 @@ CLAIM = Claim(
             at_most=0.5,
         ),
     ),
-    plotted=("area", "", "success of training episodes"),
+    plotted=("area", "", "success in training"),
     remark=(
         "The order of the paper was not found. Sets per agent and turn exceed one set per task by 4 percentage points in "
         "four of five seeds, and sets per agent by 7 on average. Sets per agent alone have the lowest success, 4 below "
