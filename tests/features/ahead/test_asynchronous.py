@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,23 @@ import pytest
 import torch
 from tests.features.ahead.test_queue import SMALL
 from tests.runtime.test_guard import gone, until
+from tests.support.tiny import frozen_copy
+from torch import Tensor
 
 from kapelle import Trainer
+from kapelle.engines.train.protocol import TrainEngine
 from kapelle.errors import EngineError, ParityError
+from kapelle.features.ahead import start
 from kapelle.features.ahead.asynchronous import AsynchronousRollouts, steps_ahead
 from kapelle.features.ahead.process import SERVER, SamplingProcess
-from kapelle.rollout.partial import PartialEpisode
+from kapelle.rollout.episodes import complete_groups
+from kapelle.rollout.partial import Exchange, GroupKey, PartialEpisode, Wanted
+from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.process_tree import SharedStatus, is_stopped, start_server
 from kapelle.runtime.randomness import capture_random, random_as_lists, random_from_lists, restore_random
+from kapelle.settings.schema import RunConfig
+from kapelle.team import Team
 from kapelle.training.selection import training_tasks
 from kapelle.training.step_report import Step
 
@@ -172,6 +181,48 @@ def test_algorithms_that_continue_or_replace_episodes(algorithm: dict[str, Any],
 
 def test_half_of_the_staleness_is_for_long_episodes() -> None:
     assert [steps_ahead(most) for most in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4]
+
+
+class LateSampler:
+    """Rolls out groups in this process. The first group of step 1 ends only at the third request of step 3."""
+
+    def __init__(
+        self, config: RunConfig, team: Team, _bases: object, _hashes: object, engine: TrainEngine
+    ) -> None:
+        self.trainer: Trainer | None = None
+        self.requests = Counter[int]()
+        self.weights = {name: frozen_copy(engine.weights(name)) for name in team.trained}
+
+    def load(self, policy: str, weights: Mapping[str, Tensor], version: int) -> None:
+        self.weights[policy] = frozen_copy(weights)
+
+    def close(self) -> None: ...
+
+    def exchange(self, wanted: Wanted, *, unfinished: bool = False, seconds: float = 0.0) -> Exchange:
+        assert self.trainer is not None
+        step = self.trainer.done + 1
+        self.requests[step] += bool(seconds)
+        late = GroupKey(1, 0)
+        ready = [key for key in wanted if seconds and (key != late or self.requests[3] >= 3)]
+        setup = replace(self.trainer.setup, data=self.trainer.algorithm.data)
+        groups = run_async(lambda: complete_groups(setup, [wanted[key] for key in ready], 4))
+        found = {k: replace(wanted[k], episodes=g.episodes) for k, g in zip(ready, groups, strict=True)}
+        return Exchange(found, {})
+
+
+def test_a_step_waits_only_for_a_group_that_would_become_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "SamplingProcess", LateSampler)
+    with Trainer(**settings()) as trainer:
+        sampler = rollouts_of(trainer)._sampler
+        assert isinstance(sampler, LateSampler)
+        sampler.trainer = trainer
+        steps = list(trainer.steps())
+        check_tasks(trainer, steps)
+        [late, *others] = training_tasks(trainer.config.environment, trainer.config, 1)
+    assert sampler.requests == {1: 1, 2: 1, 3: 3, 4: 1, 5: 1, 6: 1}
+    taken = {group.task.id: step.number for step in steps for group in step.groups}
+    assert taken[late.id] == 3
+    assert {taken[task.id] for task in others} == {1}, "the oldest groups come first"
 
 
 def test_the_other_process_leaves_when_nobody_is_left() -> None:
