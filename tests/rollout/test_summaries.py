@@ -16,6 +16,7 @@ from kapelle import Trainer
 from kapelle.algorithm import Change
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
+from kapelle.errors import ConfigError
 from kapelle.features.compaction.settings import CompactionConfig, SummaryConfig
 from kapelle.rollout.episodes import continue_episode, roll_out_continuation, roll_out_episode
 from kapelle.rollout.interventions import Continuation, fork_of
@@ -130,6 +131,14 @@ def test_the_context_has_room_for_the_summary(tmp_path: Path) -> None:
         assert all(0 < len(turn.completion_ids) <= 12 for turn in summaries)
         assert not any(turn.dropped for turn in summaries), "the summarised conversation was whole"
         assert step.metrics["parity/max"] < 1e-4, "it is trained as it was read"
+
+
+@pytest.mark.parametrize("over", [{"algorithm": {"name": "sft"}}, {"warmup": {}}], ids=["sft", "warmup"])
+def test_demonstrations_contain_no_summaries(over: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"`episode.compaction.summary` .* `(sft|warmup)` contain no summaries"
+    ):
+        Trainer(resolve({**config(summary={}), **over}))
 
 
 @pytest.mark.parametrize(
