@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.support.tiny import LORA
 
 from kapelle import Trainer
 from kapelle.algorithm import Change
-from kapelle.engines.rollout.protocol import Request
+from kapelle.engines.rollout.protocol import Completion, Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.errors import ConfigError
 from kapelle.features.compaction.settings import CompactionConfig, SummaryConfig
@@ -41,6 +42,14 @@ def remembers(request: Request) -> str:
     return (known or "?") if texts[-1].endswith(QUESTION) else "ok"
 
 
+class Continuing(ScriptedEngine):
+    """Continues completions that were begun."""
+
+    async def generate(self, request: Request) -> Completion:
+        whole, begun = await super().generate(request), len(request.begun)
+        return replace(whole, ids=whole.ids[begun:], logprobs=whole.logprobs[begun:])
+
+
 def stage(*names: str, fillers: int = 6, summary: bool = True, over: int = 60) -> RolloutSetup:
     agents = tuple(Agent(name, sampling=Sampling(max_tokens=9, stop=("!",))) for name in names)
     rule = CompactionConfig(
@@ -50,7 +59,7 @@ def stage(*names: str, fillers: int = 6, summary: bool = True, over: int = 60) -
         Team(agents, {name: Policy(name, lora=LORA) for name in names}, {name: name for name in names}),
         Recall(seats=len(names), fillers=fillers),
         PlayWorkflow(memory="conversation"),
-        ScriptedEngine(dict.fromkeys(names, remembers)),
+        Continuing(dict.fromkeys(names, remembers)),
         compaction=rule,
     )
 
@@ -100,6 +109,12 @@ async def test_a_recorded_episode_repeats_with_its_summaries() -> None:
         seen = whole.turns[count].completed_before
         left = PartialEpisode(whole.seed, whole.turns[:seen], whole.turns[seen:count])
         assert await continue_episode(setup, whole.task, left, 0, lambda scene: None) == whole, count
+    one = next(turn for turn in whole.turns if turn.summary)
+    half = replace(
+        one, completion_ids=one.completion_ids[:4], logprobs=one.logprobs[:4], text="", finish_reason="length"
+    )
+    left = PartialEpisode(whole.seed, whole.turns[: one.completed_before], (), (half,))
+    assert await continue_episode(setup, whole.task, left, 0, lambda scene: None) == whole
     for turn in whole.turns:
         fork = fork_of(whole, 0, Change("resample", (turn.agent,), turn.index))
         run = Continuation(fork, fork.record, 5)
