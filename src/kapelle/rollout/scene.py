@@ -555,16 +555,17 @@ class LiveScene:
             raise EpisodeError(
                 f"The workflow gives `together` a {type(words).__name__}. Give a list of strings for each agent: {{name: [text]}}."
             )
+        if len(words) == 1:
+            # `sleep` lets other coroutines record their turns first.
+            await asyncio.sleep(0)
         rule = self.setup.compaction
         if rule is not None and rule.summary is not None and not fresh:
             # Summaries are turns of an earlier moment: the next turns of all agents are sampled after all summaries.
             full = [name for name, new_messages in words.items() if self[name].needs_summary(new_messages)]
             if full:
-                await self._take_turns(
-                    [partial(self[name].draft_summary, rule, rule.summary) for name in full]
-                )
+                await self._take_turns([self[name].draft_summary(rule, rule.summary) for name in full])
         chosen = await self._take_turns(
-            [partial(self[name].draft, new_messages, fresh) for name, new_messages in words.items()]
+            [self[name].draft(new_messages, fresh) for name, new_messages in words.items()]
         )
         shares = self.setup.share_thoughts
         return {
@@ -572,17 +573,15 @@ class LiveScene:
             for turn in chosen
         }
 
-    async def _take_turns(self, drafted: Sequence[Callable[[], Awaitable[list[Turn]]]]) -> list[Turn]:
+    async def _take_turns(self, drafted: Sequence[Awaitable[list[Turn]]]) -> list[Turn]:
         """Sample, choose and record one turn of each of these agents at the same moment."""
         # All are sampled before one is recorded, so that no agent reads another's text.
         tree = self.setup.data.tree
         past = () if tree is None else self.turns
         if len(drafted) == 1:
-            # A separate task would cost more than the rest of the turn. `sleep` lets other coroutines record their turns first.
-            await asyncio.sleep(0)
-            drafts = [await drafted[0]()]
+            drafts = [await drafted[0]]  # a separate task would cost more than the rest of the turn
         else:
-            drafts = await asyncio.gather(*(draft() for draft in drafted))
+            drafts = await asyncio.gather(*drafted)
         chosen = [candidates[0] for candidates in drafts]
         if tree is not None and any(len(candidates) > 1 for candidates in drafts):
             so_far = Episode(self.task, self.seed, self.setup.team.names, past)
