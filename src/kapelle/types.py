@@ -344,6 +344,8 @@ class Turn:
     dropped: int = 0
     """Number of messages that compaction removed from the conversation before this turn. If messages were removed, `new_messages` starts
     a new conversation (`episode.compaction`)."""
+    summary: bool = False
+    """Whether the completion is a summary of the agent's own conversation (`episode.compaction.summary`). Only this agent reads it."""
 
     def __post_init__(self) -> None:
         assert len(self.completion_ids) == len(self.logprobs), "one log-prob for each sampled token"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from experiments.tables import Words
-from tests.algorithms.test_expected_gradient import CHAIN, EVEN, UNALIKE, worth
+from tests.algorithms.test_expected_gradient import CHAIN, CHAIN_OF_ARMS, EVEN, UNALIKE, worth
 from tests.support.episodes import group, turn
 from tests.support.expected import ARMS, Game, Run, Tables, multiples, right_values
 
@@ -145,6 +145,16 @@ def test_a_budget_keeps_the_update_unbiased(budget: float, alternatives: str) ->
     turns = [len(episode.turns) for one in groups for episode in one.episodes]
     assert 0 < sum(judged) < sum(turns) * (1 + (alternatives == "siblings"))
     assert all(factor > 0 for factor in update(game, algorithm, groups).values())
+
+
+def test_a_budget_spent_where_the_policy_is_uncertain_keeps_the_update_unbiased() -> None:
+    """The other episode's log-probs decide which turn is judged by continuations: in a part of the episodes, either of them."""
+    unlike = CHAIN_OF_ARMS  # one token with probability 1/2 or 1/4: the entropies differ
+    algorithm = row("counterfactual", group_size=2, budget=0.5, priority="entropy")
+    groups = played_on(unlike, algorithm, unlike.population(2))
+    judged = {tuple(each.turn for each in e.interventions) for one in groups for e in one.episodes}
+    assert {(0,), (1,)} <= judged
+    assert all(factor > 0 for factor in update(unlike, algorithm, groups).values())
 
 
 @pytest.mark.parametrize(

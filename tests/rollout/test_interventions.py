@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.support.trees import (
@@ -25,7 +25,7 @@ from tests.support.trees import (
 )
 
 from kapelle.algorithm import Algorithm, Change, Interventions, Slot, algorithm_class
-from kapelle.algorithms.shared.replays import disagreement
+from kapelle.algorithms.shared.replays import disagreement, entropy
 from kapelle.engines.rollout.protocol import Request
 from kapelle.rollout.episodes import rollout
 from kapelle.rollout.interventions import affordable, moment_of, turns_until
@@ -281,6 +281,33 @@ class TestBudget:
         assert differ(one, apart)(Slot(("b",), 0)) == pytest.approx(4.0)  # and no one the same here: of all
         assert differ(one, self.episode(0.0), apart)(Slot(("b",), 0)) == 0.0
         assert differ(one, self.episode(0.0), apart)(Slot(("a",), 0)) > 0.0
+
+    def test_those_are_played_on_at_which_the_policy_is_uncertain(self) -> None:
+        """By hand: the others' second turn has ½·(1 + 2) nats per token and their first 0.5; the own turns do not count."""
+
+        def surprised(first: float, second: float, tokens: int = 2) -> Episode:
+            own = self.episode(1.0, tokens)
+            return replace(
+                own,
+                turns=tuple(
+                    replace(turn, logprobs=(-2 * nats, *(0.0,) * (tokens - 1)))
+                    for turn, nats in zip(own.turns, (first, second), strict=True)
+                ),
+            )
+
+        others = surprised(0.2, 1.0), surprised(0.8, 2.0), replace(self.episode(0.0, 0), error="boom")
+        nats = entropy(Group(TASK, others))
+        assert nats(Slot(("a",), 0)) == pytest.approx(0.5)
+        assert nats(Slot(("b",), 0)) == pytest.approx(1.5)
+        assert nats(Slot(("b",), 1)) == 0.0
+        # The second turn costs 2 tokens of each episode, and the first 4.
+        asked, team = self.asked(share=0.5, says=entropy), cast("Any", None)
+        for first, second in ((9.0, 0.0), (0.0, 9.0)):
+            one = Group(TASK, (surprised(first, second), *others[:2]))
+            assert [change.turn for change in affordable(one, 0, asked, team, 1)] == [1]
+        certain = Group(TASK, (others[0], surprised(3.0, 1.0), surprised(3.0, 2.0)))
+        more = replace(asked, share=1.0)
+        assert [change.turn for change in affordable(certain, 0, more, team, 1)] == [0]
 
 
 class TestSharedBeginnings:

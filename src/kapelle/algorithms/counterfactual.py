@@ -11,12 +11,14 @@ With `alternatives: siblings`, the other actions are completions of the same pro
 `continuations` of them), and only later turns are sampled. If no other episode has the same prompt, the turn itself is
 sampled again.
 
-With a `budget`, only some turns are continued: those with prompts after which the returns of the other episodes vary most. A
-turn without continuations is compared with the mean return of the other episodes of the group.
+With a `budget`, only some turns are continued: those with prompts after which the returns of the other episodes vary most, or
+with `priority: entropy` those at which the policy has the highest entropy in the other episodes (arXiv:2607.14171,
+arXiv:2605.05262). A turn without continuations is compared with the mean return of the other episodes of the group.
 
 Deviations from COMA:
 
 - No critic is learned, so the environment must be repeatable. The algorithm `coma` learns a critic.
+- The papers on entropy also train the continuations. Here they only form the baseline.
 - A sampled return replaces Q(s, a), so the advantage contains the noise of the return.
 - The loss is the clipped surrogate.
 """
@@ -28,10 +30,12 @@ from functools import partial
 from statistics import fmean
 from typing import Literal
 
+from pydantic import model_validator
+
 from kapelle.algorithm import Algorithm, Change, Credit
 from kapelle.algorithms.shared.groups import Earlier
 from kapelle.algorithms.shared.monte_carlo import spread
-from kapelle.algorithms.shared.replays import Replays, against_others, by_agent_of, disagreement
+from kapelle.algorithms.shared.replays import Replays, against_others, by_agent_of, disagreement, entropy
 from kapelle.rows import Signals, TurnKey
 from kapelle.team import Team
 from kapelle.types import Group, Turn
@@ -45,11 +49,22 @@ class Counterfactual(Replays):
     """How alternatives to a turn are obtained: `resampled` samples the turn again, and `siblings` takes completions of the
     same prompt from other episodes of the group."""
 
+    priority: Literal["disagreement", "entropy"] = "disagreement"
+    """The turns that are continued first if there is a budget: those after which the returns of the other episodes vary most, or
+    those at which the entropy of the policy per token is highest in the other episodes."""
+
+    @model_validator(mode="after")
+    def _has_budget(self) -> Counterfactual:
+        if self.priority == "entropy" and self.budget is None and self.budget_tokens is None:
+            raise ValueError(
+                "`priority: entropy` chooses the turns to continue, but without a budget all turns are continued; set `budget`"
+            )
+        return self
+
     def build(self) -> Algorithm:
         """Return the algorithm that these settings describe."""
-        return self.replaying(
-            self.name, self.credit, self.changes, says=partial(disagreement, returns=self.returns)
-        )
+        says = entropy if self.priority == "entropy" else partial(disagreement, returns=self.returns)
+        return self.replaying(self.name, self.credit, self.changes, says=says)
 
     def changes(self, group: Group, number: int, team: Team) -> Sequence[Change]:
         """Return the changes of every trained turn of an episode: one replacement per sibling, or one new sample of the turn."""

@@ -654,7 +654,8 @@ class Rewarded(DataWithQuestions, OffersTools, UsesJudges, Answerable, InMemory,
         if not function.takes_batches:
             return given
         episode, completion = given["episode"], given["completion"]
-        turns = episode.by(given.get("agent", episode.turns[-1].agent))
+        own = episode.by(given.get("agent", episode.turns[-1].agent))
+        turns = tuple(turn for turn in own if not turn.summary)
         prompt = row.fields.get(self._question, given["question"])
         if self.tools:
             completion = self._messages(turns)

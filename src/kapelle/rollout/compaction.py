@@ -10,13 +10,16 @@ from kapelle.types import Message
 
 
 def compacted(
-    messages: Sequence[Message], rule: CompactionConfig, fits: Callable[[Sequence[Message]], bool]
+    messages: Sequence[Message],
+    rule: CompactionConfig,
+    fits: Callable[[Sequence[Message]], bool],
+    summary: str = "",
 ) -> tuple[list[Message], int]:
     """Return the shortened conversation of an agent, and the number of messages that were removed.
 
     The system message, the first messages, and as many of the last messages as `rule` and `fits` allow are kept. At least one of the
-    last messages is kept, even if it does not fit. The note about removed messages is added after the text of the last of the first
-    messages. Messages of the same role that become adjacent are joined, because many chat templates require alternating roles.
+    last messages is kept, even if it does not fit. The note about removed messages and the `summary` are added after the text of the
+    last of the first messages. Messages of the same role that become adjacent are joined, because many chat templates require alternating roles.
     """
     system = 1 if messages and messages[0].role == "system" else 0
     head = list(messages[: system + rule.keep_first])
@@ -25,7 +28,8 @@ def compacted(
     while True:
         kept = max(1, kept)
         dropped = len(rest) - kept
-        found = _joined(head, rest[dropped:], rule.note.format(dropped=dropped))
+        note = "\n\n".join(text for text in (rule.note.format(dropped=dropped), summary) if text)
+        found = _joined(head, rest[dropped:], note)
         if kept == 1 or fits(found):
             return found, dropped
         kept -= 1

@@ -21,6 +21,7 @@ from kapelle.environment import (
     offers,
 )
 from kapelle.errors import ContextError, EpisodeError, did_you_mean
+from kapelle.features.compaction.settings import CompactionConfig, SummaryConfig
 from kapelle.rollout.bounded_states import BoundedState
 from kapelle.rollout.branching import Branch
 from kapelle.rollout.compaction import compacted
@@ -79,6 +80,8 @@ class RequestedTurn:
     """The unfinished turn that is continued, or None for a new turn."""
     dropped: int = 0
     """Number of messages that were removed from the conversation before this turn."""
+    summary: bool = False
+    """Whether the turn is a summary of the agent's own conversation."""
 
     def completed(self, sampled: Completion | HeldRequest | None = None, thoughts: int = 0) -> Turn:
         """Return the turn with the sampled tokens, or with no tokens. The method `LiveScene.commit` sets the index of the turn."""
@@ -106,6 +109,7 @@ class RequestedTurn:
             usage=None if ended is None else ended.usage,
             thoughts=thoughts,
             dropped=self.dropped,
+            summary=self.summary,
         )
         return turn if self.begun is None else continued(self.begun, turn)
 
@@ -138,7 +142,12 @@ class LiveAgentSession:
         self.read_by: Renderer | None = None
         """The renderer of the agent's conversation in its last turn."""
         self._turn_count = 0
-        """Number of turns that the agent has started. If the agent has a different policy in each turn, this number selects the policy."""
+        """Number of turns that the agent has started, without summaries. If the agent has a different policy in each turn, this number
+        selects the policy."""
+        self._summary_count = 0
+        """Number of summaries that the agent has started."""
+        self._summary: Turn | None = None
+        """The summary that the agent has written for its next turn."""
         self.ended: dict[int, list[Message]] = {}
         """Mapping from the index of a turn to the conversation that ended with this turn. The mapping is filled only if a later turn may
         follow a turn other than the last one."""
@@ -197,15 +206,68 @@ class LiveAgentSession:
             self.messages.extend(messages)
             messages = added
         sampling, dropped = self._scene.setup.sampling_of(self.agent), 0
-        if not begins and (rule := self._scene.setup.compaction) is not None:
-            most = rule.over or renderer.context - sampling.max_tokens
-            if len(prompt) > most and len(self.messages) > len(self._opening) + rule.keep_first + 1:
-                # Rendering the whole prompt tokenises earlier completions as text, in place of their sampled token ids.
-                self.messages, dropped = compacted(
-                    plain(self.messages), rule, lambda shorter: len(renderer.start(shorter)) <= most
-                )
+        written, self._summary = self._summary, None
+        rule = self._scene.setup.compaction
+        if not begins and rule is not None:
+            most = self._most(rule, renderer)
+            if self._overflows(rule, most, prompt, self.messages):
+                summary = "" if written is None else written.words.strip()
+                self.messages, dropped = _shortened(renderer, rule, self.messages, most, summary)
                 messages, prompt = list(self.messages), renderer.start(self.messages)
         return await self._sample(policy, renderer, prompt, messages, sampling, self.messages, dropped)
+
+    def needs_summary(self, new_messages: Sequence[Message | str]) -> bool:
+        """Return whether the agent must summarise its conversation before its next turn, in which it reads `new_messages`."""
+        rule = self._scene.setup.compaction
+        if rule is None or rule.summary is None or self.last is None or self._is_absent:
+            return False
+        renderer, messages = self.renderer, self._read(new_messages, begins=False)
+        prompt, _ = _extended(renderer, self.last, self.messages, messages)
+        return self._overflows(rule, self._most(rule, renderer), prompt, [*self.messages, *messages])
+
+    async def draft_summary(self, rule: CompactionConfig, settings: SummaryConfig) -> list[Turn]:
+        """Return the candidates of the agent's summary of its conversation, of which there is only one without tree sampling.
+
+        The policy of the agent's next turn samples the summary, without the agent's constraint and stop strings. If the conversation
+        leaves no room for a summary, the agent reads a shortened conversation.
+        """
+        policy, own = self._policy, self._scene.setup.sampling_of(self.agent)
+        renderer = self.read_by = self._renderer(policy)
+        assert self.last is not None, "a conversation that does not fit has turns"
+        sampling = replace(own, max_tokens=settings.max_tokens or own.max_tokens, stop=(), constraint=None)
+        instruction = Message("user", settings.instruction)
+        prompt, messages = _extended(renderer, self.last, self.messages, [instruction])
+        whole, dropped = [*self.messages, instruction], 0
+        most = renderer.context - sampling.max_tokens
+        if self._overflows(rule, most, prompt, whole):
+            whole, dropped = _shortened(renderer, rule, whole, most)
+            messages, prompt = whole, renderer.start(whole)
+        return await self._sample(policy, renderer, prompt, messages, sampling, whole, dropped, summary=True)
+
+    def record(self, turn: Turn) -> None:
+        """Continue the conversation after the agent's chosen turn."""
+        if turn.summary:
+            self._summary = turn
+            return
+        self.last = turn
+        self.messages.append(as_message(turn, self.read_by))
+
+    def _most(self, rule: CompactionConfig, renderer: Renderer) -> int:
+        """Return the maximum length of a prompt in tokens before messages are removed."""
+        if rule.over is not None:
+            return rule.over
+        own = self._scene.setup.sampling_of(self.agent).max_tokens
+        if rule.summary is None:
+            return renderer.context - own
+        # After this turn, the context must still have room for the instruction and the summary.
+        instruction = renderer.start([Message("user", rule.summary.instruction)])
+        return renderer.context - own - len(instruction) - (rule.summary.max_tokens or own)
+
+    def _overflows(
+        self, rule: CompactionConfig, most: int, prompt: Sequence[int], messages: Sequence[Message]
+    ) -> bool:
+        """Return whether a prompt has more than `most` tokens and its conversation has messages that can be removed."""
+        return len(prompt) > most and len(messages) > len(self._opening) + rule.keep_first + 1
 
     def _read(self, new_messages: Sequence[Message | str], begins: bool) -> list[Message]:
         """Return the messages that the agent reads before its next turn, with new images of the environment."""
@@ -272,6 +334,7 @@ class LiveAgentSession:
         sampling: Sampling,
         conversation: Sequence[Message],
         dropped: int = 0,
+        summary: bool = False,
     ) -> list[Turn]:
         """Return the turn that a record replays, or else turns that the policy samples: several candidates with tree sampling."""
         scene, setup, name = self._scene, self._scene.setup, self.agent.name
@@ -281,8 +344,11 @@ class LiveAgentSession:
                 f"The prompt of agent '{name}' has {len(prompt)} tokens; its model reads only "
                 f"{renderer.context}. Use shorter prompts, fewer rounds or a model with a longer context."
             )
-        number, seen, record = self._turn_count, len(scene.turns), scene.record
-        self._turn_count += 1
+        number, seen, record = self._turn_count + self._summary_count, len(scene.turns), scene.record
+        if summary:
+            self._summary_count += 1
+        else:
+            self._turn_count += 1
         given = None if record is None else record.take(name, number, prompt, scene.turns)
         if sampling.constraint is not None and sampling.constraint.is_legal:
             moves = scene.legal(
@@ -307,7 +373,7 @@ class LiveAgentSession:
             scene.sample,
             () if given is None else given.completion_ids,  # an unfinished turn is sampled further
         )
-        requested = RequestedTurn(request, policy.trained, seen, tuple(messages), given, dropped)
+        requested = RequestedTurn(request, policy.trained, seen, tuple(messages), given, dropped, summary)
         scene.requested[name] = requested
         count = setup.data.tree.candidates if setup.data.tree and policy.trained else 1
         if count > 1:
@@ -351,6 +417,16 @@ def _extended(
     prompt = renderer.extend(last.prompt_ids, last.completion_ids, new, earlier)
     known = last.prompt_ids + last.completion_ids
     return prompt, new if tuple(prompt[: len(known)]) == known else plain([*earlier, *new])
+
+
+def _shortened(
+    renderer: Renderer, rule: CompactionConfig, messages: Sequence[Message], most: int, summary: str = ""
+) -> tuple[list[Message], int]:
+    """Return a conversation with at most `most` tokens if possible, and the number of messages that were removed.
+
+    Rendering the whole prompt tokenises earlier completions as text, in place of their sampled token ids.
+    """
+    return compacted(plain(messages), rule, lambda shorter: len(renderer.start(shorter)) <= most, summary)
 
 
 class LiveScene:
@@ -473,18 +549,33 @@ class LiveScene:
             raise EpisodeError(
                 f"The workflow gives `together` a {type(words).__name__}. Give a list of strings for each agent: {{name: [text]}}."
             )
+        if len(words) == 1:
+            # `sleep` lets other coroutines record their turns first.
+            await asyncio.sleep(0)
+        rule = self.setup.compaction
+        if rule is not None and rule.summary is not None and not fresh:
+            # Summaries are turns of an earlier moment: the next turns of all agents are sampled after all summaries.
+            full = [name for name, new_messages in words.items() if self[name].needs_summary(new_messages)]
+            if full:
+                await self._take_turns([self[name].draft_summary(rule, rule.summary) for name in full])
+        chosen = await self._take_turns(
+            [self[name].draft(new_messages, fresh) for name, new_messages in words.items()]
+        )
+        shares = self.setup.share_thoughts
+        return {
+            turn.agent: replace(turn, text=turn.words, thoughts=0) if turn.thoughts and not shares else turn
+            for turn in chosen
+        }
+
+    async def _take_turns(self, drafted: Sequence[Awaitable[list[Turn]]]) -> list[Turn]:
+        """Sample, choose and record one turn of each of these agents at the same moment."""
         # All are sampled before one is recorded, so that no agent reads another's text.
         tree = self.setup.data.tree
         past = () if tree is None else self.turns
-        if len(words) == 1:
-            # A separate task would cost more than the rest of the turn. `sleep` lets other coroutines record their turns first.
-            await asyncio.sleep(0)
-            [(name, new_messages)] = words.items()
-            drafts = [await self[name].draft(new_messages, fresh)]
+        if len(drafted) == 1:
+            drafts = [await drafted[0]]  # a separate task would cost more than the rest of the turn
         else:
-            drafts = await asyncio.gather(
-                *(self[name].draft(new_messages, fresh) for name, new_messages in words.items())
-            )
+            drafts = await asyncio.gather(*drafted)
         chosen = [candidates[0] for candidates in drafts]
         if tree is not None and any(len(candidates) > 1 for candidates in drafts):
             so_far = Episode(self.task, self.seed, self.setup.team.names, past)
@@ -493,14 +584,8 @@ class LiveScene:
             self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
             chosen = [turn for turn, _ in settled]
         for turn in chosen:
-            session = self._sessions[turn.agent]
-            session.last = turn
-            session.messages.append(as_message(turn, session.read_by))
-        shares = self.setup.share_thoughts
-        return {
-            turn.agent: replace(turn, text=turn.words, thoughts=0) if turn.thoughts and not shares else turn
-            for turn in self.commit(chosen)
-        }
+            self._sessions[turn.agent].record(turn)
+        return self.commit(chosen)
 
     async def _roll_out_all(self, runs: Sequence[Continuation]) -> list[Episode]:
         """Roll out the continuations of a tree concurrently.

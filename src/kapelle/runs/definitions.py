@@ -264,9 +264,10 @@ def _agent_metrics(
     _put_mean(row, f"length/{agent}", [len(turn.completion_ids) for turn in turns])
     _put_mean(row, f"turns/{agent}", [len(episode.by(agent)) for episode in episodes])
     _put_mean(row, f"finish_length/{agent}", [float(turn.finish_reason == "length") for turn in turns])
-    compacted = [float(turn.dropped > 0) for turn in turns]
+    compacted = [float(turn.dropped > 0) for turn in turns if not turn.summary]
     if any(compacted):
         _put_mean(row, f"compacted/{agent}", compacted)
+    _put_mean(row, f"summary_length/{agent}", [len(turn.completion_ids) for turn in turns if turn.summary])
     return row
 
 

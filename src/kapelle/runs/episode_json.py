@@ -186,7 +186,7 @@ def _turn_row(turn: Turn, *, whole: bool) -> dict[str, Json]:
     row["logprobs"] = [_number(logprob) for logprob in turn.logprobs]
     row["reward"] = _number(turn.reward)
     row["new_messages"] = [_by_hash(_fields(message)) for message in turn.new_messages]
-    for name in ("versions", "copied", "constraint", "usage", "thoughts", "dropped"):
+    for name in ("versions", "copied", "constraint", "usage", "thoughts", "dropped", "summary"):
         if not row[name]:
             del row[name]
     if turn.caller is None:

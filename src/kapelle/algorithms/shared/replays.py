@@ -120,6 +120,22 @@ def disagreement(others: Group, returns: Callable[[Episode], Mapping[str, float]
     return of
 
 
+def entropy(others: Group) -> Callable[[Slot], float]:
+    """Return a function from a slot (the k-th turn of an agent) to the entropy of the agent's policy there, in nats per token.
+
+    The estimate is the mean over episodes of the turn's mean −log-prob per token, from the log-probs with which the tokens were
+    sampled. It is unbiased for turns of a given length. Episodes without tokens in this turn are excluded.
+    """
+
+    def of(slot: Slot) -> float:
+        (agent,), number = slot.agents, slot.number or 0
+        turns = [turn for episode in others.valid for turn in episode.by(agent)[number : number + 1]]
+        found = [-fmean(turn.logprobs) for turn in turns if turn.logprobs]
+        return fmean(found) if found else 0.0
+
+    return of
+
+
 def by_agent_of(
     groups: Sequence[Group], value: Callable[[Episode, str], tuple[float, str] | None]
 ) -> list[tuple[Episode, Member]]:

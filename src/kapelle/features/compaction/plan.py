@@ -14,6 +14,11 @@ class CompactionPlan(FeaturePlan[CompactionConfig]):
     """The check of compaction."""
 
     def check(self, run: RunToCheck) -> Iterator[str]:
-        """Yield a message if an external program manages the conversations, which compaction does not support."""
+        """Yield a message if an external program manages the conversations, or if demonstrations would have to contain summaries."""
         if offers(run.config.environment, DrivenByPrograms):
             yield "`episode.compaction` shortens only conversations that kapelle keeps, but an external program keeps its own. Remove it."
+        demonstrated = "warmup" if run.config.warmup is not None else run.algorithm.name
+        if self.settings.summary is not None and (
+            run.config.warmup is not None or run.algorithm.data.source == "demonstrations"
+        ):
+            yield f"`episode.compaction.summary` is written by the agents, but the demonstrations of `{demonstrated}` contain no summaries. Remove one of the two."

@@ -6,7 +6,20 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from kapelle.settings.base import Settings
 from kapelle.settings.feature import FeatureSettings
+
+
+class SummaryConfig(Settings):
+    """Settings of the summaries that agents write of their own conversations (CompactionRL, arXiv 2607.05378)."""
+
+    instruction: str = Field(
+        default="Most of this conversation will be removed. Write a summary that contains everything you need to continue.",
+        min_length=1,
+    )
+    """The message after which the agent writes the summary."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Maximum number of tokens of a summary. With null, this is the `sampling.max_tokens` of the agent."""
 
 
 class CompactionConfig(FeatureSettings):
@@ -24,6 +37,9 @@ class CompactionConfig(FeatureSettings):
     context."""
     note: str = "[{dropped} messages are omitted here.]"
     """Text that replaces the removed messages, in which `{dropped}` stands for their number. With an empty string, no text is added."""
+    summary: SummaryConfig | None = None
+    """Settings of the summary that the agent writes before messages are removed. The summary follows the `note`. With null, no summary is
+    written."""
 
     @field_validator("note")
     @classmethod
