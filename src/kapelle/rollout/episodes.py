@@ -102,7 +102,11 @@ async def roll_out_episode(
 
 
 async def continue_episode(
-    setup: RolloutSetup, task: Task, left: PartialEpisode, sample: int, on_scene: Callable[[LiveScene], None]
+    setup: RolloutSetup,
+    task: Task,
+    left: PartialEpisode,
+    sample: int,
+    on_scene: Callable[[LiveScene], None] | None = None,
 ) -> Episode:
     """Continue an unfinished episode in a new environment.
 
@@ -200,25 +204,6 @@ class ScheduledEpisode(NamedTuple):
     seed: int
 
 
-def schedule(
-    tasks: Sequence[Task], samples: int, seed: int, *, one_seed: bool = False
-) -> list[ScheduledEpisode]:
-    """Return the list of `samples` episodes for every task.
-
-    Each episode has a different seed, even if a task is listed twice. With `one_seed`, all episodes of a task have the same seed.
-    """
-    times: Counter[str] = Counter()
-    episodes: list[ScheduledEpisode] = []
-    for task in tasks:
-        repetition = ("again", times[task.id]) if times[task.id] else ()
-        times[task.id] += 1
-        episodes += [
-            ScheduledEpisode(task, k, derive_seed(seed, task.id, 0 if one_seed else k, *repetition))
-            for k in range(samples)
-        ]
-    return episodes
-
-
 async def rollout(
     setup: RolloutSetup,
     tasks: Sequence[Task],
@@ -239,14 +224,20 @@ async def rollout(
 def begun(
     setup: RolloutSetup, tasks: Sequence[Task], samples: int, seed: int, number: int = 0
 ) -> list[PartialGroup]:
-    """Return a group without turns for every task. The argument `number` is the number of the step that starts the groups."""
-    episodes = [
-        PartialEpisode(each.seed) for each in schedule(tasks, samples, seed, one_seed=bool(setup.data.widths))
-    ]
-    return [
-        PartialGroup(task, number, tuple(episodes[g * samples : (g + 1) * samples]))
-        for g, task in enumerate(tasks)
-    ]
+    """Return a group without turns for every task. The argument `number` is the number of the step that starts the groups.
+
+    Each episode has a different seed, even if a task is listed twice. With `widths`, all episodes of a task have the same seed.
+    """
+    times: Counter[str] = Counter()
+    groups = []
+    for task in tasks:
+        repetition = ("again", times[task.id]) if times[task.id] else ()
+        times[task.id] += 1
+        seeds = [
+            derive_seed(seed, task.id, 0 if setup.data.widths else k, *repetition) for k in range(samples)
+        ]
+        groups.append(PartialGroup(task, number, tuple([PartialEpisode(each) for each in seeds])))
+    return groups
 
 
 class Progress:
@@ -295,7 +286,7 @@ async def complete_groups(
     number of concurrent episodes is limited together with other calls.
     """
     widths, interventions = setup.data.widths, setup.data.interventions
-    progress = progress or Progress(groups)
+    followed, progress = progress is not None, progress or Progress(groups)
     shared = [SharedAnswers(widths) for _ in groups] if widths else []
     left = [
         (g, k, each)
@@ -305,14 +296,15 @@ async def complete_groups(
     ]
 
     async def one(number: int, each: ScheduledEpisode) -> Episode:
-        g, k, partial_episode = left[number]
-        on_scene = partial(progress.scenes.__setitem__, (g, k))
-        if partial_episode.sampled:
-            episode = await continue_episode(setup, each.task, partial_episode, k, on_scene)
+        g, k, begun_so_far = left[number]
+        on_scene = partial(progress.scenes.__setitem__, (g, k)) if followed else None
+        if begun_so_far.turns or begun_so_far.drafts or begun_so_far.begun:
+            episode = await continue_episode(setup, each.task, begun_so_far, k, on_scene)
         else:
             branch = shared[g].branch(k) if shared else None
             episode = await roll_out_episode(setup, each.task, each.seed, k, on_scene=on_scene, branch=branch)
-        progress.scenes.pop((g, k), None)
+        if followed:
+            progress.scenes.pop((g, k), None)
         progress.ended[g, k] = episode
         return episode
 
@@ -321,9 +313,16 @@ async def complete_groups(
     progress.ended |= {
         (g, k): episode for (g, k, _), episode in zip(left, found, strict=True)
     }  # with abandoned ones
-    ended = progress.ended
     whole = [
-        Group(group.task, tuple([ended.get((g, k), each) for k, each in enumerate(group.episodes)]))  # type: ignore[misc]
+        Group(
+            group.task,
+            tuple(
+                [
+                    each if isinstance(each, Episode) else progress.ended[g, k]
+                    for k, each in enumerate(group.episodes)
+                ]
+            ),
+        )
         for g, group in enumerate(groups)
     ]
     complete = await compare_episodes(setup, whole)
