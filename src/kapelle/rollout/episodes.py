@@ -313,16 +313,15 @@ async def complete_groups(
     progress.ended |= {
         (g, k): episode for (g, k, _), episode in zip(left, found, strict=True)
     }  # with abandoned ones
+    if len(left) < sum([len(group.episodes) for group in groups]):
+        progress.ended |= {
+            (g, k): each
+            for g, group in enumerate(groups)
+            for k, each in enumerate(group.episodes)
+            if isinstance(each, Episode)
+        }
     whole = [
-        Group(
-            group.task,
-            tuple(
-                [
-                    each if isinstance(each, Episode) else progress.ended[g, k]
-                    for k, each in enumerate(group.episodes)
-                ]
-            ),
-        )
+        Group(group.task, tuple([progress.ended[g, k] for k in range(len(group.episodes))]))
         for g, group in enumerate(groups)
     ]
     complete = await compare_episodes(setup, whole)
