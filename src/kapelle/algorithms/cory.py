@@ -7,8 +7,8 @@ and updates the weights; it can be any algorithm that learns from rollouts. With
 algorithm with the sum of the rewards.
 
 With `reward: win`, the two agents compete, as in Agon (arXiv:2607.07690): an agent receives 1 if its answer has a higher score
-than the answer of the other agent, and 0 otherwise. The pioneer thus wins only if its rival fails although it has read the
-pioneer's answer.
+than the answer of the other agent, and 0 otherwise. The observer reads the pioneer's answer first, so the pioneer wins only if
+the observer's answer is still worse.
 
 Critics stay with their roles, because they evaluate what a role reads. The step number determines which weights have which
 role; the checkpoint stores the weights by role.
@@ -18,8 +18,8 @@ Deviations from the paper:
 - The paper's base algorithm is PPO with a KL penalty (`base: {name: ippo, gae: {kl_in_reward: …}}`). This implementation
   allows any base algorithm.
 - The setting `swap_every` counts steps of the training loop; the paper counts optimiser updates.
-- In Agon, the roles of the two policies alternate; with `reward: win`, they are exchanged every `swap_every` steps. The
-  description of Agon was read in the abstract; the reward of a tie, which is 0 for both agents, is an assumption.
+- In Agon, the roles of the two policies alternate; with `reward: win`, they are exchanged every `swap_every` steps. Only
+  the abstract of Agon was read; that a tie gives both agents a reward of 0 is an assumption.
 """
 
 from __future__ import annotations

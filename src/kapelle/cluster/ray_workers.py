@@ -1,7 +1,8 @@
 """Manage rollout workers on a cluster, which are actors that roll out whole groups of episodes for a rank of the trainer.
 
 Groups are assigned to the workers in turn. The result of a group depends only on its task, its seed and the weights. If a worker
-dies, a new worker receives the current weights and repeats the same groups with the same result.
+dies, a new worker receives the current weights and repeats the same groups with the same result. With `training.asynchronous`, each
+new group goes to the worker with the fewest groups, and results also depend on time.
 """
 
 from __future__ import annotations
@@ -439,7 +440,7 @@ class RayPlayer:
         assert self._team is not None, "a player begins first"
         team, wanted = self._team, decode(json.loads(request))
         if team.config.training.asynchronous:
-            return self._play_beside(team, wanted, weights)
+            return self._without_interruption(team, wanted, weights)
         _load(team, weights)
         restore_random(random_from_lists(wanted["random"]))
         groups = run_async(self._whole_groups(team, wanted))
@@ -447,7 +448,7 @@ class RayPlayer:
         team.setup.engine.release_caches()  # a new worker has no caches, and results must not depend on them
         return drawn + b"\n" + dump_groups(0, groups)
 
-    def _play_beside(self, team: TeamReplica, wanted: Mapping[str, Any], weights: Sequence[bytes]) -> bytes:
+    def _without_interruption(self, team: TeamReplica, wanted: Mapping[str, Any], weights: Sequence[bytes]) -> bytes:
         """Process a request on a thread on which groups of training steps are rolled out without interruption."""
         if self._loop is None:
             self._loop = LoopThread()

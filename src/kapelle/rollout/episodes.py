@@ -500,8 +500,7 @@ async def collect_scheduled(
 class CollectsGroups:
     """A rollout engine that collects whole groups of episodes in other processes, instead of answering single requests.
 
-    The methods request groups and return a function that waits for them. After that, the global random generators have the same state
-    as if this process had collected the groups.
+    Groups are collected for one step (`request_groups`) or without interruption (`exchange`).
     """
 
     def request_groups(
@@ -509,7 +508,8 @@ class CollectsGroups:
     ) -> Callable[[], list[Group]]:
         """Request `samples` episodes of each task whose index is in `own`, with the same seeds as among all tasks.
 
-        The returned function waits for the episodes and returns one group per task.
+        The returned function waits for the episodes and returns one group per task. Afterwards, the global random generators have the
+        same state as if this process had collected the groups.
         """
         raise NotImplementedError
 

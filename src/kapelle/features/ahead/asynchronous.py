@@ -5,8 +5,7 @@ finished groups as a step has tasks. Groups that are still being sampled continu
 episode, except if the episode would otherwise become older than `max_staleness`: each token was sampled with weights of at most
 `max_staleness` steps ago.
 
-Every group that is started is trained on, so that long episodes are not under-represented; only the last steps of a run lack groups
-that are still unfinished. Which groups a step takes depends on the speed of the machine, so a run is not repeatable.
+Every group that is started is trained on, so long episodes are not under-represented. Which groups a step takes depends on the speed of the machine, so a run is not repeatable.
 """
 
 from __future__ import annotations
