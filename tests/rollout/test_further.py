@@ -65,15 +65,20 @@ def without_rounding(found: Episode) -> Episode:
     return replace(found, turns=tuple(replace(t, logprobs=(0.0,) * len(t.logprobs)) for t in found.turns))
 
 
+def done(group: PartialGroup) -> bool:
+    """Return whether every episode of a group has ended."""
+    return all(isinstance(episode, Episode) for episode in group.episodes)
+
+
 async def in_pieces(setup: RolloutSetup, groups: Sequence[PartialGroup]) -> Wanted:
     """Roll out groups until the first one is finished, and return all of them."""
-    wanted = {GroupKey(1, place): group for place, group in enumerate(groups) if not group.done}
-    done = {GroupKey(1, place): group for place, group in enumerate(groups) if group.done}
+    wanted = {GroupKey(1, place): group for place, group in enumerate(groups) if not done(group)}
+    whole = {GroupKey(1, place): group for place, group in enumerate(groups) if done(group)}
     rollouts = ContinuousRollouts(setup, len(groups))
     found = await rollouts.exchange(wanted, seconds=60.0)
     found = await rollouts.exchange(wanted, unfinished=True)
     await rollouts.exchange({})
-    return {**done, **found.unfinished, **found.finished}
+    return {**whole, **found.unfinished, **found.finished}
 
 
 @pytest.mark.sample(3)
@@ -89,7 +94,7 @@ def test_what_is_left_goes_on_to_the_same_end(
     tasks = [setup.environment.task("train", index) for index in range(4)]
     expected = run_async(lambda: rollout(setup, tasks, 2, 7))
     groups, pieces, cut = begun(setup, tasks, 2, 7, 1), 0, 0
-    while not all(group.done for group in groups):
+    while not all(map(done, groups)):
         found = run_async(partial(in_pieces, setup, groups))
         groups = [found[GroupKey(1, place)] for place in range(len(tasks))]
         open_now = [each for group in groups for each in group.episodes if isinstance(each, PartialEpisode)]
@@ -109,7 +114,7 @@ def test_a_world_that_does_not_repeat_is_an_error_that_says_so() -> None:
     setup = playing()
     tasks = [setup.environment.task("train", index) for index in range(3)]
     found = run_async(lambda: in_pieces(setup, begun(setup, tasks, 2, 7, 1)))
-    cut = next(group for group in found.values() if not group.done)
+    cut = next(group for group in found.values() if not done(group))
     left = tuple(each for each in cut.episodes if isinstance(each, PartialEpisode) and each.sampled)
     other = replace(cut, task=replace(cut.task, question="another question?"), episodes=left)
     (group,) = run_async(lambda: complete_groups(setup, [other], 1))

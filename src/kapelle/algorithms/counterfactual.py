@@ -11,8 +11,8 @@ With `alternatives: siblings`, the other actions are completions of the same pro
 `continuations` of them), and only later turns are sampled. If no other episode has the same prompt, the turn itself is
 sampled again.
 
-With a `budget`, only some turns are continued: those with prompts after which the returns of the other episodes vary most, or
-with `priority: entropy` those at which the policy has the highest entropy in the other episodes (arXiv:2607.14171,
+With a `budget`, only some turns are continued: those with prompts after which the returns of the other episodes vary most.
+With `priority: entropy`, they are those at which the policy has the highest entropy in the other episodes (arXiv:2607.14171,
 arXiv:2605.05262). A turn without continuations is compared with the mean return of the other episodes of the group.
 
 Deviations from COMA:

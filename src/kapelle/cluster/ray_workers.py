@@ -448,7 +448,9 @@ class RayPlayer:
         team.setup.engine.release_caches()  # a new worker has no caches, and results must not depend on them
         return drawn + b"\n" + dump_groups(0, groups)
 
-    def _without_interruption(self, team: TeamReplica, wanted: Mapping[str, Any], weights: Sequence[bytes]) -> bytes:
+    def _without_interruption(
+        self, team: TeamReplica, wanted: Mapping[str, Any], weights: Sequence[bytes]
+    ) -> bytes:
         """Process a request on a thread on which groups of training steps are rolled out without interruption."""
         if self._loop is None:
             self._loop = LoopThread()

@@ -52,7 +52,7 @@ class ContinuousRollouts:
             held = await self.load(load)
             if unfinished:
                 left = {key: self._now(progress, held) for key, (_, progress) in self._running.items()}
-        for key in wanted.keys() - self._running.keys():
+        for key in sorted(wanted.keys() - self._running.keys()):  # the oldest group gets the first free place
             self._start(key, wanted[key])
         tasks = [task for task, _ in self._running.values()]
         if tasks and seconds:

@@ -47,11 +47,6 @@ class PartialGroup:
     episodes: tuple[Episode | PartialEpisode, ...]
 
     @property
-    def done(self) -> bool:
-        """Whether every episode has ended."""
-        return all(isinstance(episode, Episode) for episode in self.episodes)
-
-    @property
     def group(self) -> Group:
         """The group of finished episodes, which exists only after every episode has ended."""
         return Group(self.task, tuple(each for each in self.episodes if isinstance(each, Episode)))

@@ -44,4 +44,4 @@ class AheadPlan(FeaturePlan[AheadSettings]):
             names = ", ".join(environment.in_memory)
             yield f"`training.asynchronous` samples in another process, which cannot access {names} in memory. Set it to false."
         if offers(environment, DrivenByPrograms):
-            yield "`training.asynchronous` samples in another process, which external programs cannot follow. Set it to false."
+            yield "`training.asynchronous` samples in another process, which external programs cannot reach. Set it to false."
