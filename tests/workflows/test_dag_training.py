@@ -76,7 +76,9 @@ def config(algorithm: str, file: Mapping[str, Any]) -> RunConfig:
     recipe = {
         **BASE,
         "environment": {"name": "tests.support.plugins:Digest"},
-        "workflow": {"name": "debate", "score_rounds": True} if algorithm == "maporl" else {"name": "chain"},
+        "workflow": {"name": "debate", "score_rounds": True}
+        if algorithm in ("maporl", "mada_rl")
+        else {"name": "chain"},
         "team": {"sharing": "shared" if algorithm == "ppo" else "lora", "sampling": {"max_tokens": 3}},
         "algorithm": {"name": algorithm, **NEED.get(algorithm, {"group_size": 4})},
     }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kapelle.engines.rollout.protocol import HeldRequest, Interruptible
-from kapelle.rollout.episodes import Progress, at_once, complete_groups
+from kapelle.rollout.episodes import Gate, Progress, at_once, complete_groups
 from kapelle.rollout.partial import Exchange, GroupKey, PartialGroup, Wanted
 from kapelle.rollout.setup import RolloutSetup
 from kapelle.types import Group
@@ -29,7 +29,7 @@ class ContinuousRollouts:
         assert isinstance(setup.engine, Interruptible), "checked before the run starts"
         self._setup, self._engine, self._step = setup, setup.engine, step
         self._engine.run_freely()
-        self._gate = asyncio.Semaphore(at_once(setup, MAX_CONCURRENT))
+        self._gate = Gate(at_once(setup, MAX_CONCURRENT))
         self._running: dict[GroupKey, tuple[asyncio.Task[Group], Progress]] = {}
 
     async def exchange(

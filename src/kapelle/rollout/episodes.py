@@ -278,7 +278,7 @@ async def complete_groups(
     step: int,
     max_concurrent: int = 4096,
     progress: Progress | None = None,
-    gate: asyncio.Semaphore | None = None,
+    gate: Gate | None = None,
 ) -> list[Group]:
     """Roll out the unfinished episodes of groups concurrently, and return the groups in order.
 
@@ -327,7 +327,7 @@ async def complete_groups(
     complete = await compare_episodes(setup, whole)
     if interventions is None:
         return complete
-    roll_out_all = partial(roll_out_continuations, setup, max_concurrent=max_concurrent)
+    roll_out_all = partial(roll_out_continuations, setup, max_concurrent=max_concurrent, gate=gate)
     return await intervene(complete, interventions, setup.team, step, setup.environment.name, roll_out_all)
 
 
@@ -411,6 +411,7 @@ async def roll_out_continuations(
     runs: Sequence[Continuation],
     max_concurrent: int = 4096,
     ended: Callable[[Continuation, Episode], None] = lambda run, episode: None,
+    gate: Gate | None = None,
 ) -> list[Episode]:
     """Roll out continuations concurrently, as far as resources allow, and return their episodes in order.
 
@@ -424,7 +425,7 @@ async def roll_out_continuations(
 
     forks = [run.fork for run in runs]
     scheduled = [ScheduledEpisode(fork.episode.task, fork.sample, fork.episode.seed) for fork in forks]
-    return await collect_scheduled(replace(setup, data=Data()), scheduled, one, max_concurrent)
+    return await collect_scheduled(replace(setup, data=Data()), scheduled, one, max_concurrent, gate=gate)
 
 
 def at_once(setup: RolloutSetup, most: int) -> int:
@@ -445,30 +446,40 @@ def at_once(setup: RolloutSetup, most: int) -> int:
     return most
 
 
+class Gate:
+    """The limit of concurrent episodes, which several calls may share."""
+
+    def __init__(self, most: int) -> None:
+        self.free = asyncio.Semaphore(most)
+        self.running = 0
+        """The number of running episodes."""
+
+
 async def collect_scheduled(
     setup: RolloutSetup,
     scheduled: Sequence[ScheduledEpisode],
     play_one: Callable[[int, ScheduledEpisode], Coroutine[Any, Any, Episode]],
     max_concurrent: int = 4096,
     *,
-    gate: asyncio.Semaphore | None = None,
+    gate: Gate | None = None,
 ) -> list[Episode]:
     """Roll out all scheduled episodes concurrently, as far as resources allow, and return them in order.
 
     A `gate` limits the number of concurrent episodes together with other calls.
     """
     under_way = at_once(setup, max_concurrent)
-    gate = gate or asyncio.Semaphore(under_way)
+    gate = gate or Gate(under_way)
     followed = len(scheduled) > under_way  # the next episode begins when one has ended
     participants: dict[int, Participant] = {}
 
     async def one(number: int, each: ScheduledEpisode) -> Episode:
-        await gate.acquire()
+        await gate.free.acquire()
+        gate.running += 1
         try:
             with Participant(number, followed=followed) as participants[number]:
                 episode = await play_one(number, each)
             if setup.first_failures is not None:
-                running, environment = len(participants) - 1, setup.environment
+                running, environment = gate.running - 1, setup.environment
                 if offers(environment, DrivenByPrograms):
                     running = min(running, environment.programs)
                 setup.first_failures.note(episode, running)
@@ -478,7 +489,8 @@ async def collect_scheduled(
 
     def leave(number: int) -> None:
         if participants.pop(number, None) is not None:
-            gate.release()
+            gate.running -= 1
+            gate.free.release()
 
     def given_up(number: int, why: DeadlineExceeded) -> Episode:
         if number in participants:

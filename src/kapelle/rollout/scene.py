@@ -477,6 +477,8 @@ class LiveScene:
         """Mapping from an agent to its last requested turn, until this turn is recorded."""
         self.completed: dict[str, Turn] = {}
         """Mapping from an agent to its complete turn, until this turn is recorded."""
+        self._converses = False
+        """Whether the workflow manages conversations itself."""
         self.stepped = False
         """Whether the workflow has taken a step of the environment."""
         self.final: str | None = None
@@ -526,9 +528,10 @@ class LiveScene:
     def left(self, held: Sequence[HeldRequest]) -> PartialEpisode | None:
         """Return the unfinished episode, with the tokens sampled by requests on hold.
 
-        The result is None if the episode is still replaying a record.
+        The result is None if the episode is still replaying a record, or if an agent may have several turns at once, which are
+        recorded in the order in which they end.
         """
-        if self.record is not None and self.record.left:
+        if self._converses or (self.record is not None and self.record.left):
             return None
         sampled = {id(each.request): each for each in held}
         begun = [
@@ -605,6 +608,7 @@ class LiveScene:
     async def converse(self, continued: Mapping[str, Continued]) -> dict[str, Turn]:
         """Sample turns of several agents in conversations that the workflow manages; see `workflow.Scene`."""
         assert self.setup.data.tree is None, "`check_run` allows no tree here"
+        self._converses = True
         drafts = await asyncio.gather(
             *(
                 self._sessions[name].draft_after(

@@ -408,6 +408,27 @@ class TestOnHold:
             assert (torch.cat((before, after)) - sampled).abs().max() <= 1e-4
         assert mixed > 0
 
+    def test_a_failure_reaches_all_requests_and_the_caller(
+        self, engine: RolloutEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert isinstance(engine, Interruptible)
+        engine.run_freely()
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("out of memory")
+
+        async def broken() -> list[Completion | BaseException]:
+            tasks = [asyncio.create_task(engine.generate(request)) for request in requests_to_hold()]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            monkeypatch.setattr(engine, "_hold", fail)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                await engine.hold()
+            monkeypatch.undo()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+        assert any(isinstance(each, EngineError) for each in asyncio.run(broken()))
+        assert len(asyncio.run(ask(engine, mixed()))) == len(mixed())
+
     def test_without_requests_nothing_is_on_hold(self, engine: RolloutEngine) -> None:
         assert isinstance(engine, Interruptible)
         engine.run_freely()

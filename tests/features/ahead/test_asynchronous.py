@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,9 @@ from kapelle.features.ahead import start
 from kapelle.features.ahead.asynchronous import AsynchronousRollouts, steps_ahead
 from kapelle.features.ahead.process import SERVER, SamplingProcess
 from kapelle.rollout.episodes import complete_groups
-from kapelle.rollout.partial import Exchange, GroupKey, PartialEpisode, Wanted
+from kapelle.rollout.partial import Exchange, GroupKey, PartialEpisode, Wanted, load_wanted
+from kapelle.runs import checkpoint
+from kapelle.runs.checkpoint import list_checkpoints
 from kapelle.runtime.event_loop import run_async
 from kapelle.runtime.foreign_code import received_error
 from kapelle.runtime.process_tree import SharedStatus, is_stopped, start_server
@@ -39,6 +42,7 @@ from kapelle.settings.schema import RunConfig
 from kapelle.team import Team
 from kapelle.training.selection import training_tasks
 from kapelle.training.step_report import Step
+from kapelle.types import Episode, Turn
 
 TRAINING = {"steps": 6, "tasks_per_step": 4, "max_staleness": 2, "asynchronous": True}
 
@@ -94,6 +98,11 @@ def check_tasks(trainer: Trainer, steps: Sequence[Step]) -> None:
     assert Counter(group.task.id for step in steps for group in step.groups) == expected
 
 
+def tokens(episode: Episode | PartialEpisode) -> Sequence[Turn]:
+    """Return the turns of an unfinished episode."""
+    return episode.sampled if isinstance(episode, PartialEpisode) else ()
+
+
 def test_a_run_trains_once_on_every_group(tmp_path: Path) -> None:
     with Trainer(**settings(), run_dir=tmp_path / "run") as trainer:
         steps = list(trainer.steps())
@@ -104,14 +113,22 @@ def test_a_run_trains_once_on_every_group(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_resumed_run_continues_the_sampled_tokens(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with Trainer(**settings(), run_dir=run) as trainer:
-        steps = [step for _, step in zip(range(2), trainer.steps(), strict=False)]
-        trainer.save()
+    run, steps = tmp_path / "run", list[Step]()
+    with Trainer(**settings(steps=16), run_dir=run) as trainer:
+        for step in trainer.steps():
+            steps.append(step)
+            trainer.save()
+            [[left, _]] = checkpoint.load(list_checkpoints(run / "checkpoints")[-1])["credit"]["ahead"][
+                "groups"
+            ]
+            if any(
+                t.completion_ids for g in load_wanted(left).values() for e in g.episodes for t in tokens(e)
+            ):
+                break  # there are completions that the resumed run continues
         rollouts = rollouts_of(trainer)
         held = {**rollouts._wanted, **rollouts._finished}
         assert held
-    with Trainer(**settings(), run_dir=run, resume=True) as trainer:
+    with Trainer(**settings(steps=16), run_dir=run, resume=True) as trainer:
         state = rollouts_of(trainer)
         begun = {
             (group.task.id, each.seed): each.sampled
@@ -184,7 +201,9 @@ def test_half_of_the_staleness_is_for_long_episodes() -> None:
 
 
 class LateSampler:
-    """Rolls out groups in this process. The first group of step 1 ends only at the third request of step 3."""
+    """Rolls out groups in this process. Groups in `late` end only at the third request of a step."""
+
+    late: frozenset[GroupKey] = frozenset({GroupKey(1, 0)})
 
     def __init__(
         self, config: RunConfig, team: Team, _bases: object, _hashes: object, engine: TrainEngine
@@ -202,8 +221,8 @@ class LateSampler:
         assert self.trainer is not None
         step = self.trainer.done + 1
         self.requests[step] += bool(seconds)
-        late = GroupKey(1, 0)
-        ready = [key for key in wanted if seconds and (key != late or self.requests[3] >= 3)]
+        self.wanted = set(wanted)
+        ready = [key for key in wanted if seconds and (key not in self.late or self.requests[step] >= 3)]
         setup = replace(self.trainer.setup, data=self.trainer.algorithm.data)
         groups = run_async(lambda: complete_groups(setup, [wanted[key] for key in ready], 4))
         found = {k: replace(wanted[k], episodes=g.episodes) for k, g in zip(ready, groups, strict=True)}
@@ -223,6 +242,48 @@ def test_a_step_waits_only_for_a_group_that_would_become_too_old(monkeypatch: py
     taken = {group.task.id: step.number for step in steps for group in step.groups}
     assert taken[late.id] == 3
     assert {taken[task.id] for task in others} == {1}, "the oldest groups come first"
+
+
+def test_several_groups_that_become_too_old_are_taken_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Step 1 starts three groups. With one group per step, no step may leave both of the late ones for its last moment."""
+    monkeypatch.setattr(start, "SamplingProcess", LateSampler)
+    monkeypatch.setattr(LateSampler, "late", frozenset({GroupKey(2, 0), GroupKey(3, 0)}))
+    with Trainer(**settings(tasks_per_step=1, max_staleness=3)) as trainer:
+        sampler = rollouts_of(trainer)._sampler
+        assert isinstance(sampler, LateSampler)
+        sampler.trainer = trainer
+        steps = list(trainer.steps())
+        check_tasks(trainer, steps)
+        late = [training_tasks(trainer.config.environment, trainer.config, number)[0] for number in (2, 3)]
+    taken = {group.task.id: step.number for step in steps for group in step.groups}
+    assert sorted(taken[task.id] for task in late) == [3, 4]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_another_number_of_ranks_divides_the_groups_evenly(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "SamplingProcess", LateSampler)
+    with Trainer(**settings()) as trainer:
+        rollouts = rollouts_of(trainer)
+        sampler = rollouts._sampler
+        assert isinstance(sampler, LateSampler)
+        sampler.trainer = trainer
+        trainer.train(2)
+        state = rollouts.state()
+        every = {**rollouts._wanted, **rollouts._finished}.keys()
+        assert len(every) == 4, "of step 3"
+        found: list[GroupKey] = []
+        for rank in range(size):
+            monkeypatch.setattr(rollouts, "_ranks", SimpleNamespace(rank=rank, size=size))
+            rollouts.load_state(state)
+            assert sampler.wanted == set(), "the sampler forgets its groups"
+            own = [*rollouts._wanted, *rollouts._finished]
+            assert len(own) == len(range(rank, 4, size))
+            found += own
+    assert sorted(found) == sorted(every)
 
 
 def test_the_other_process_leaves_when_nobody_is_left() -> None:

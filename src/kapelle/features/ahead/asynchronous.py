@@ -71,6 +71,8 @@ class AsynchronousRollouts(Rollouts):
         self._setup = replace(setup, data=run.algorithm.data)
         self._most, self._ahead = training.max_staleness, steps_ahead(training.max_staleness)
         self._versions = Versions(self._most)
+        self._step = 0
+        """The step that takes groups, or that took groups last."""
         self._last = 0
         """The last step whose groups were started."""
         self._wanted: dict[GroupKey, PartialGroup] = {}
@@ -80,6 +82,7 @@ class AsynchronousRollouts(Rollouts):
 
     def collect(self, step: StepInProgress) -> list[Group]:
         """Return the groups that a step trains on, and start groups of later steps; see `Rollouts`."""
+        self._step = step.number
         self._versions.append(self._run.engine.versions)
         last = min(step.number + self._ahead, max(self._run.config.training.steps, step.number))
         for number in range(max(self._last + 1, step.number), last + 1):
@@ -108,29 +111,37 @@ class AsynchronousRollouts(Rollouts):
         """Wait until the share of this rank is finished, and return it. The oldest groups are taken first."""
         own = range(self._ranks.rank, self.tasks.count, self._ranks.size)
         while True:
-            self._receive(number, WAIT)
-            late = any(group.number + self._most <= number for group in self._wanted.values())
-            if len(self._finished) >= len(own) and not late:
+            self._receive(WAIT)
+            oldest = sorted(self._finished, key=lambda key: (self._finished[key].number, key))
+            left = [*self._wanted.values(), *(self._finished[key] for key in oldest[len(own) :])]
+            started = sorted(group.number for group in left)
+            # The k-th of the other groups is taken in step number + 1 + k // len(own) at the earliest.
+            in_time = all(first + self._most > number + k // len(own) for k, first in enumerate(started))
+            if len(oldest) >= len(own) and (in_time or not self._wanted):
                 break
             stop_if_requested()
-        taken = sorted(self._finished)[: len(own)]
         return StepShare(
-            {place: self._finished.pop(key).group for place, key in zip(own, taken, strict=True)}
+            {place: self._finished.pop(key).group for place, key in zip(own, oldest, strict=False)}
         )
 
-    def _receive(self, number: int, seconds: float = 0.0) -> None:
-        """Exchange groups with the sampler. A group without variance is replaced as often as `redraw` allows."""
+    def _receive(self, seconds: float = 0.0, *, unfinished: bool = False) -> Wanted:
+        """Exchange groups with the sampler, and return the unfinished ones if they are requested.
+
+        A group without variance is replaced as often as `redraw` allows.
+        """
         data, returns = self._setup.data, self._run.algorithm.returns or own_returns
-        for key, group in self._sampler.exchange(self._wanted, seconds=seconds).finished.items():
+        found = self._sampler.exchange(self._wanted, unfinished=unfinished, seconds=seconds)
+        for key, group in found.finished.items():
             del self._wanted[key]
             if key.attempt < data.redraw and is_dead(group.group, returns):
-                self._start(key.step, number, key.place, key.attempt + 1)
+                self._start(key.step, self._step, key.place, key.attempt + 1)
             else:
                 self._finished[key] = group
+        return found.unfinished
 
     def settle(self, step: StepInProgress) -> None:
         """Compare log-probs of groups that were finished during the update with those of the weights that sampled them."""
-        self._receive(step.number)
+        self._receive()
         newest = sorted(self._finished)[-COMPARED:]
         share = StepShare(
             {
@@ -154,18 +165,20 @@ class AsynchronousRollouts(Rollouts):
 
     def forget(self) -> None:
         """Drop all groups, finished or not. The next step starts its own groups."""
+        if self._last:
+            self._sampler.exchange(
+                {}
+            )  # otherwise it would continue groups that are wanted again under the same key
         self._wanted, self._finished, self._last = {}, {}, 0
 
     def state(self) -> dict[str, object]:
         """Return the groups of all ranks that no step has taken, with the turns of unfinished groups so far."""
-        now = self._sampler.exchange(self._wanted, unfinished=True)
-        self._wanted = {key: group for key, group in self._wanted.items() if key not in now.finished}
-        self._finished |= now.finished
-        left = {**self._wanted, **now.unfinished}
-        rows = json.dumps([dump_wanted(left), dump_wanted(self._finished)]).encode()
+        now = self._receive(unfinished=True)
+        rows = json.dumps([dump_wanted({**self._wanted, **now}), dump_wanted(self._finished)]).encode()
         parts = self._ranks.all_gather("unfinished groups", lambda: rows)
         return {
             "last": self._last,
+            "step": self._step,
             "versions": self._versions.state(),
             "groups": [json.loads(part) for part in parts],
         }
@@ -173,12 +186,15 @@ class AsynchronousRollouts(Rollouts):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See `Rollouts`. The groups are divided among the ranks, of which there may be another number than before."""
         self.forget()
-        self._last = state["last"]
+        self._last, self._step = state["last"], state["step"]
         self._versions.load_state(state["versions"])
         for left, finished in state["groups"]:
-            self._wanted |= self._own(load_wanted(left))
-            self._finished |= self._own(load_wanted(finished))
-
-    def _own(self, groups: Wanted) -> dict[GroupKey, PartialGroup]:
-        ranks = self._ranks
-        return {key: group for key, group in groups.items() if key.place % ranks.size == ranks.rank}
+            self._wanted |= load_wanted(left)
+            self._finished |= load_wanted(finished)
+        # Each rank gets as many groups as it takes in the steps that are left.
+        order = sorted([*self._wanted, *self._finished])
+        own = {
+            key for k, key in enumerate(order) if k % self.tasks.count % self._ranks.size == self._ranks.rank
+        }
+        self._wanted = {key: group for key, group in self._wanted.items() if key in own}
+        self._finished = {key: group for key, group in self._finished.items() if key in own}

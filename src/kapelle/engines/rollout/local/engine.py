@@ -262,12 +262,12 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         """Put all unfinished requests on hold, and return them (see `Interruptible.hold`)."""
         self._resumed = asyncio.Event()
         self._holding = asyncio.get_running_loop().create_future()
+        holding = self._holding
         self._start_pump()
-        return await self._holding
+        return await holding
 
     def resume(self) -> None:
         """Continue the requests on hold with the current weights (see `Interruptible.resume`)."""
-        self._holding = None
         self._resumed.set()
 
     @property
@@ -336,15 +336,17 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
                     here, lambda: sum(len(queue.arrived) for queue in self.queues), self._patience
                 )
             except Exception as error:  # noqa: BLE001 - passed on to the requests that wait
-                for queue in self.queues:
-                    queue.enqueue_arrived()
-                    waiting, queue.waiting = queue.waiting, []
-                    for pending in [*queue.clear(), *waiting]:
-                        pending.fail(error)
+                self._fail(error)
             for queue in self.queues:
                 queue.enqueue_arrived()
             if self._holding is not None:
-                self._holding.set_result([held for queue in self.queues for held in self._hold(queue)])
+                holding, self._holding = self._holding, None
+                try:
+                    holding.set_result([held for queue in self.queues for held in self._hold(queue)])
+                except Exception as error:  # noqa: BLE001 - passed on to the requests and to the caller
+                    self._fail(error)
+                    holding.set_exception(error)
+                    continue
                 await self._resumed.wait()
                 continue
             for queue in self.queues:
@@ -353,6 +355,14 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
                 except Exception as error:  # noqa: BLE001 - passed on likewise
                     for pending in queue.clear():
                         pending.fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Fail all requests with an error."""
+        for queue in self.queues:
+            queue.enqueue_arrived()
+            waiting, queue.waiting = queue.waiting, []
+            for pending in [*queue.clear(), *waiting]:
+                pending.fail(error)
 
     def _hold(self, queue: _ModelQueue) -> list[HeldRequest]:
         """Remove all rows from the batch, keep their tokens, and return all requests that are waiting from now on."""

@@ -22,7 +22,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 
@@ -46,6 +46,7 @@ from kapelle.models.weights import save_adapter, weights_hash
 from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Policy
+from kapelle.types import FinishReason
 
 _Waiting = PendingRequest[Row]
 
@@ -168,12 +169,12 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
         assert self._follows, "`run_freely` is called first"
         self._resumed = asyncio.Event()
         self._holding = asyncio.get_running_loop().create_future()
+        holding = self._holding
         self._start_pump()
-        return await self._holding
+        return await holding
 
     def resume(self) -> None:
         """Continue the requests on hold with the current weights (see `Interruptible.resume`)."""
-        self._holding = None
         self._resumed.set()
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
@@ -293,7 +294,14 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
                 for queue in queues:
                     _fail(queue, error)
             if self._holding is not None:
-                self._holding.set_result([held for queue in queues for held in self._hold(queue)])
+                holding, self._holding = self._holding, None
+                try:
+                    holding.set_result([held for queue in queues for held in self._hold(queue)])
+                except Exception as error:  # noqa: BLE001 - passed on to the requests and to the caller
+                    for queue in queues:
+                        _fail(queue, error)
+                    holding.set_exception(error)
+                    continue
                 await self._resumed.wait()
                 continue
             for queue in queues:
@@ -310,8 +318,10 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
         dropped, queue.in_flight = queue.in_flight, {}
         if dropped and queue.sampler is not None:
             for row, sampled in queue.sampler.abort(list(dropped)).items():
-                loaded = self._policy(dropped[row].request.policy)
-                dropped[row].sampled(sampled.ids, sampled.logprobs, loaded.version, loaded.hash)
+                pending = dropped[row]
+                if not self._answer(queue, pending, sampled, ended=False):
+                    loaded = self._policy(pending.request.policy)
+                    pending.sampled(sampled.ids, sampled.logprobs, loaded.version, loaded.hash)
         queue.waiting = [
             *(pending for pending in dropped.values() if not pending.future.done()),
             *queue.waiting,
@@ -340,32 +350,32 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
                 if sampled.error is not None:
                     pending.fail(EngineError(sampled.error))
                     continue
-                loaded, request = self._policy(pending.request.policy), pending.request
-                before = (*request.begun, *pending.ids)
-                tokenizer = queue.model.tokenizer
+                self._answer(queue, pending, sampled, ended=True)
 
-                def decode(ids: Sequence[int], tokenizer: Any = tokenizer) -> str:
-                    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    def _answer(self, queue: _Queue, pending: _Waiting, sampled: FinishedRow, *, ended: bool) -> bool:
+        """Return the completion of a request to its coroutine if the row has `ended`, or if its text contains a stop string.
 
-                count, stopped = len(sampled.ids), sampled.stopped
-                if before and request.sampling.stop:
-                    # vLLM searches only the new tokens, so a stop string that begins in earlier tokens is found here.
-                    found = _first_stop(decode, before, sampled.ids, request.sampling.stop)
-                    count, stopped = (count, stopped) if found is None else (found, True)
-                text = decode([*before, *sampled.ids[:count]])
-                for stop in request.sampling.stop:
-                    text = text.partition(stop)[0]
-                pending.answer(
-                    pending.completion(
-                        *(
-                            sampled.ids[:count],
-                            sampled.logprobs[:count],
-                            "stop" if stopped else "length",
-                            text,
-                        ),
-                        *(loaded.version, loaded.hash),
-                    )
-                )
+        vLLM searches only the tokens that it sampled after a hold, so a stop string that begins in earlier tokens is found here.
+        Returns whether the request is complete.
+        """
+        request, loaded = pending.request, self._policy(pending.request.policy)
+        before, count, stopped = (*request.begun, *pending.ids), len(sampled.ids), sampled.stopped
+
+        def decode(ids: Sequence[int]) -> str:
+            return str(queue.model.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+        if before and request.sampling.stop:
+            found = _first_stop(decode, before, sampled.ids, request.sampling.stop)
+            count, stopped = (count, stopped) if found is None else (found, True)
+        if not (ended or stopped):
+            return False
+        text = decode([*before, *sampled.ids[:count]])
+        for stop in request.sampling.stop:
+            text = text.partition(stop)[0]
+        last = sampled.ids[:count], sampled.logprobs[:count]
+        finish: FinishReason = "stop" if stopped else "length"
+        pending.answer(pending.completion(*last, finish, text, loaded.version, loaded.hash))
+        return True
 
     def _join_waiting(self, queue: _Queue) -> None:
         """Add the first waiting rows to the batch. Rows with and without an adapter take turns if they must not share a batch."""
