@@ -193,7 +193,8 @@ def _of_turn(turn: Turn, offered: bool) -> tuple[object, ...]:
 
 def _calls(turn: Turn) -> tuple[tuple[str, str], ...]:
     text, mark = turn.text, "</tool_call>"
-    if turn.finish_reason == "length":  # the server ignores the part of the closing mark that the limit has left
+    # The server ignores the part of the closing mark that the limit has left.
+    if turn.finish_reason == "length":
         text = next((text[:-n] for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), text)
     try:
         return tuple((call.name, _canonical(call.arguments)) for call in parse_calls(text, ("hermes",)))
