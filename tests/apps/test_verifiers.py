@@ -202,7 +202,7 @@ async def test_it_conforms(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert {f.name for f in failed} <= {"cheating"}, failed
     else:
         assert not failed
-        assert "one seat" in next(f.detail for f in findings if f.name == "seats")
+        assert any("all agents share one role" in f.detail for f in findings)
 
 
 def test_a_task_is_plain() -> None:
