@@ -114,7 +114,8 @@ def test_a_stop_string_that_begins_before_a_hold_ends_the_completion(engine: Vll
         request = replace(asked("a", 5, 80), sampling=Sampling(max_tokens=80, stop=tuple(stop)))
         task = asyncio.create_task(engine.generate(request))
         while True:  # until some tokens have been sampled
-            await asyncio.sleep(0.05)
+            for _ in range(12):  # iterations of the event loop, in which the engine samples once
+                await asyncio.sleep(0)
             [held] = await engine.hold()
             if len(held.ids) >= known:
                 engine.resume()
