@@ -95,7 +95,7 @@ def test_a_process_that_samples_without_interruption_uses_the_new_weights_on_a_g
     ) as trainer:
         steps = list(trainer.steps())
         check_tasks(trainer, steps)
-    assert check_ages(steps) > 0
+    check_ages(steps)
 
 
 def test_environment_workers_play_the_same(tmp_path: Path) -> None:
