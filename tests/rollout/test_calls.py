@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.calls import counted, of_a_step, of_an_episode
 
-MOST_OF_AN_EPISODE = 890
+MOST_OF_AN_EPISODE = 880
 """Calls of an episode of two turns: 510 of Python and 369 of C with Python 3.11."""
 MOST_OF_A_STEP = 150_000
 """Calls of a step of 64 such episodes with a model: 70,500 of Python and 75,600 of C with Python 3.11."""

@@ -146,7 +146,7 @@ class LiveAgentSession:
         selects the policy."""
         self._summary_count = 0
         """Number of summaries that the agent has started."""
-        self._summary: Turn | None = None
+        self.summary: Turn | None = None
         """The summary that the agent has written for its next turn."""
         self.ended: dict[int, list[Message]] = {}
         """Mapping from the index of a turn to the conversation that ended with this turn. The mapping is filled only if a later turn may
@@ -206,7 +206,7 @@ class LiveAgentSession:
             self.messages.extend(messages)
             messages = added
         sampling, dropped = self._scene.setup.sampling_of(self.agent), 0
-        written, self._summary = self._summary, None
+        written, self.summary = self.summary, None
         rule = self._scene.setup.compaction
         if not begins and rule is not None:
             most = self._most(rule, renderer)
@@ -243,14 +243,6 @@ class LiveAgentSession:
             whole, dropped = _shortened(renderer, rule, whole, most)
             messages, prompt = whole, renderer.start(whole)
         return await self._sample(policy, renderer, prompt, messages, sampling, whole, dropped, summary=True)
-
-    def record(self, turn: Turn) -> None:
-        """Continue the conversation after the agent's chosen turn."""
-        if turn.summary:
-            self._summary = turn
-            return
-        self.last = turn
-        self.messages.append(as_message(turn, self.read_by))
 
     def _most(self, rule: CompactionConfig, renderer: Renderer) -> int:
         """Return the maximum length of a prompt in tokens before messages are removed."""
@@ -587,7 +579,12 @@ class LiveScene:
             self._open |= {turn.agent: siblings for turn, siblings in settled if siblings}
             chosen = [turn for turn, _ in settled]
         for turn in chosen:
-            self._sessions[turn.agent].record(turn)
+            session = self._sessions[turn.agent]
+            if turn.summary:
+                session.summary = turn
+            else:
+                session.last = turn
+                session.messages.append(as_message(turn, session.read_by))
         return self.commit(chosen)
 
     async def _roll_out_all(self, runs: Sequence[Continuation]) -> list[Episode]:
