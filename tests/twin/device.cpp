@@ -318,6 +318,8 @@ void run(const c10::OperatorHandle& operation, c10::Stack* stack) {
     skips &= argument.is_out() || (inside[k].isTensor() && size_of(inside[k].toTensor()) > most_computed);
     written.push_back(inside[k]);
   }
+  // Nor does a captured operation run that returns nothing: there are no shapes to learn.
+  skips |= records && writes && schema.returns().empty();
   if (skips && (schema.returns().empty() || schema.returns().size() == written.size()))
     inside = schema.returns().empty() ? c10::Stack() : c10::Stack(written.begin(), written.end());
   else

@@ -72,12 +72,12 @@ class FlatModel:
         """The number of tokens that each layer attends to, or None for all tokens."""
         self.cap: float | None = config.attn_logit_softcapping if family.capped else None
         """The soft cap of attention scores, or None."""
-        self._rotations = tuple(kind if family.turned_by_kind else None for kind in kinds)
+        self.rotations = tuple(kind if family.turned_by_kind else None for kind in kinds)
         """The kind of rotary angles that each layer uses."""
 
     def turns(self, x_ND: Tensor, positions_N: Tensor, layer: int = 0) -> Tensor:
         """Return the complex numbers that rotate the E / 2 pairs of a layer's heads by position, of shape (N, 1, E / 2)."""
-        cos_N1E, sin_N1E = self._rotary(x_ND, positions_N, self._rotations[layer])
+        cos_N1E, sin_N1E = self.rotary(x_ND, positions_N, self.rotations[layer])
         half = self.head_size // 2
         return torch.complex(cos_N1E[..., :half].float(), sin_N1E[..., :half].float())
 
@@ -90,8 +90,8 @@ class FlatModel:
         called directly.
         """
         x_ND = as_float(self.body.embed_tokens(tokens_N))
-        turns = {each: self._rotary(x_ND, positions_N, each) for each in dict.fromkeys(self._rotations)}
-        for number, rotation in enumerate(self._rotations):
+        turns = {each: self.rotary(x_ND, positions_N, each) for each in dict.fromkeys(self.rotations)}
+        for number, rotation in enumerate(self.rotations):
             args = (number, x_ND, *turns[rotation], attend)
             x_ND = self._block(*args) if run is None else run(self._block, *args)
         return rms_norm(x_ND, (x_ND.shape[-1],), self.gain(self.body.norm).to(x_ND.dtype), self.eps)
@@ -141,7 +141,8 @@ class FlatModel:
 
         return attend
 
-    def _rotary(self, x_ND: Tensor, positions_N: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
+    def rotary(self, x_ND: Tensor, positions_N: Tensor, kind: str | None) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines of the rotary angles of a kind in `rotations`, both of shape (N, 1, E)."""
         kinds = () if kind is None else (kind,)
         cos_1NE, sin_1NE = self.body.rotary_emb(x_ND, positions_N[None], *kinds)
         return cos_1NE[0][:, None], sin_1NE[0][:, None]

@@ -83,6 +83,14 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+def own_kernels(device: torch.device) -> bool:
+    """Return whether kapelle's own operations are kernels on a device.
+
+    If torch is built without CUDA but has CUDA devices (tests/twin), another library executes the plain operations.
+    """
+    return device.type == "cuda" and (has_triton() or not torch.backends.cuda.is_built())
+
+
 def drawn(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return normally distributed numbers for a test, without drawing from the random generators of the run."""
     generator = torch.Generator().manual_seed(seed)

@@ -28,7 +28,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ BLOCK = 64
 TAIL = 16
 """The number of token slots by which tails grow."""
 
-SHARED = 2
+SHARED_ROWS = 2
 """The average number of rows per prompt from which a shared copy of the prompt is faster than one copy per row."""
 
 Text = tuple[str | None, tuple[int, ...]]
@@ -318,7 +318,7 @@ class KVCache:
     def join(self, prompts: PromptBlock, prompt_R: Sequence[int]) -> None:
         """Append rows for prompts that have been processed. The sequence `prompt_R` contains the prompt index of each row."""
         self._end_window()
-        if len(prompt_R) >= SHARED * len(prompts.lengths):
+        if len(prompt_R) >= SHARED_ROWS * len(prompts.lengths):
             counts = [-(-length // BLOCK) for length in prompts.lengths]
             blocks = self._shared.take(prompts.blocks(range(len(counts)), counts))
             ends = [0, *accumulate(counts)]
@@ -429,7 +429,7 @@ class KVCache:
             torch.cat((self._shared.copy(list(shared)), self._own.copy(own)), 2),
             self._tail[..., :longest, :].index_select(2, index_S),
             [
-                _KeptRow(
+                KeptRow(
                     [] if row.prompt is None else [number[block] for block in row.prompt.blocks],
                     0 if row.prompt is None else row.prompt.length,
                     [number[block] for block in row.blocks],
@@ -554,7 +554,9 @@ class KVCache:
         return self._sizes[name]
 
 
-class _KeptRow(NamedTuple):
+class KeptRow(NamedTuple):
+    """The place of one row in `StoredRows`."""
+
     prompt: list[int]
     """The indices of the blocks of a shared prompt."""
     prompt_length: int
@@ -565,7 +567,7 @@ class _KeptRow(NamedTuple):
 class StoredRows:
     """Copies of the keys and values of finished rows."""
 
-    def __init__(self, blocks: Tensor, tails: Tensor, rows: Sequence[_KeptRow]) -> None:
+    def __init__(self, blocks: Tensor, tails: Tensor, rows: Sequence[KeptRow]) -> None:
         """Take blocks of shape (L, 2, n, J, B, E), tails of shape (L, 2, R, J, T, E), and the block indices of each row."""
         self._blocks, self._tails, self._rows = blocks, tails, rows
 
@@ -602,6 +604,18 @@ class StoredRows:
     def _joined(self, blocks: Sequence[int]) -> Tensor:
         index_n = torch.tensor(blocks, dtype=torch.long, device=self._blocks.device)
         return self._blocks.index_select(2, index_n).transpose(2, 3).flatten(3, 4)
+
+
+class StoresRows(Protocol):
+    """A KV cache whose rows can be kept."""
+
+    def places_of(self, slot: int, /) -> int:
+        """Return the number of token slots of a row, including its whole prompt."""
+        ...
+
+    def kept(self, slots: Sequence[int], /) -> StoredRows:
+        """Return copies of the keys and values of rows."""
+        ...
 
 
 class PromptBlock:
@@ -738,7 +752,7 @@ class Prefixes:
             dropped, _ = self._pieces.popitem(last=False)
             self._where = {text: place for text, place in self._where.items() if place[0] != dropped}
 
-    def put(self, cache: KVCache, rows: Sequence[int], texts: Sequence[Text]) -> None:
+    def put(self, cache: StoresRows, rows: Sequence[int], texts: Sequence[Text]) -> None:
         """Store rows of a cache (by ascending index) with these token sequences, as many as fit."""
         room = sum(1 for held in accumulate(map(cache.places_of, rows)) if held <= self._most)
         if room:

@@ -21,17 +21,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kapelle.engines.rollout.local.decode_pass import decode_pass_of
 from kapelle.engines.rollout.local.decode_strategies import (
     FlatRows,
     Job,
     PaddedRows,
+    PagedRows,
     RereadRows,
     RowOutput,
     Rows,
     decode_strategy,
 )
 from kapelle.engines.rollout.local.sampling import AllowedTokens, SamplingRows, adjusted, sample
-from kapelle.engines.rollout.local.step_graphs import GraphRecorder, on_cuda
+from kapelle.engines.rollout.local.step_graphs import GraphRecorder, Recordings, on_cuda
 from kapelle.errors import EngineError
 from kapelle.models.devices import configure_memory
 from kapelle.models.fast.fused import fused_of
@@ -81,7 +83,10 @@ class Decoder:
         self._model = model
         self.recorder = recorder_on(model.device)
         self._prefixes = Prefixes(kept_tokens)
-        fuses = model.flat is not None and not model.float_head
+        self._decode = decode_pass_of(model, adapters)
+        """The pass that decodes in few kernels, or None if the device or the model has none."""
+        self._recordings = None if self.recorder is None else Recordings(self.recorder)
+        fuses = model.flat is not None and not model.float_head and self._decode is None
         self._fused = fused_of(model.flat, adapters, model.dtype) if model.flat and fuses else None
         self.strategy, self._cache_of = decode_strategy(model)
         """The name of the model's decode strategy."""
@@ -490,7 +495,11 @@ class Decoder:
         self._logits_RV = self._position_R = none
         self._most_R = self._live_R = self._tokens_RT = self._logps_RT = none
         self._sampling = SamplingRows(none, none, none, none)
-        if self._model.flat is not None:
+        if self._decode is not None and self._model.flat is not None:
+            self._rows = PagedRows(
+                self._model, self._model.flat, self._decode, self._prefixes, self._recordings
+            )
+        elif self._model.flat is not None:
             self._rows = FlatRows(self._model, self._model.flat, self._fused, self._prefixes, self.recorder)
         elif self._cache_of is not None:
             self._rows = PaddedRows(self._model, self._cache_of)
@@ -509,6 +518,8 @@ class Decoder:
         self._prefixes.forget(adapter)
         if self._fused is not None:
             self._fused.forget(adapter)
+        if self._decode is not None and adapter is not None:
+            self._decode.adapters.forget(adapter)
 
     def forget_read(self) -> None:
         """Drop all rows and the kept KV caches, but keep the prepared weights."""
@@ -519,7 +530,7 @@ class Decoder:
         """Drop all rows and everything that can be recomputed."""
         self.drop()
         self.forget(None)
-        if self.recorder is not None:
+        if self.recorder is not None and self._decode is None:
             self.recorder.forget()
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from kapelle.engines.rollout.local.decode_pass import DecodePass, slots_for
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, Recordings
 from kapelle.errors import ModelError
 from kapelle.models.fast.attention import plan_sequences
@@ -217,11 +218,15 @@ class FlatRows(Rows):
         logits_QV = torch.cat([self._read(block, prompts, known, chunk) for chunk in _runs(new, most)])
         number_of = {prompt: number for number, prompt in enumerate(prompts)}
         prompt_R = [number_of[text] for text in texts]
-        self._cache.join(block, prompt_R)
-        self._slots += range(self._cache.slots - len(texts), self._cache.slots)
+        self._store(block, prompt_R, [adapter for adapter, _ in texts])
         self._texts += texts
-        self._assigned = False
         return logits_QV[torch.tensor(prompt_R, device=device)]
+
+    def _store(self, block: PromptBlock, prompt_R: Sequence[int], _adapters: Sequence[str | None]) -> None:
+        """Append rows to the KV cache, given their processed prompts, the index of each row's prompt, and the rows' adapters."""
+        self._cache.join(block, prompt_R)
+        self._slots += range(self._cache.slots - len(prompt_R), self._cache.slots)
+        self._assigned = False
 
     def _read(
         self,
@@ -278,9 +283,7 @@ class FlatRows(Rows):
         def scaled(layer: int, q_NHE: Tensor, k_NJE: Tensor, v_NJE: Tensor) -> Tensor:
             return attend(layer, q_NHE * self._flat.scale, k_NJE, v_NJE)
 
-        if self._rounded is None and keeps_rounded(self._model):
-            self._rounded = RoundedWeights(self._model.model, self._model.dtype)
-        with nullcontext() if self._rounded is None else self._rounded.standing_in():
+        with self._rounding():
             with self._model.computing(route):
                 hidden_ND = self._flat.hidden(tokens_N, positions_N, scaled)
             if last_Q is not None:
@@ -291,14 +294,24 @@ class FlatRows(Rows):
         with self._model.computing(route):
             return self._model.logits(hidden_ND)  # with weights that are not rounded
 
+    def _rounding(self) -> AbstractContextManager[None]:
+        """Return a context in which layers use weights rounded to the compute type, if sampling keeps such weights."""
+        if self._rounded is None and keeps_rounded(self._model):
+            self._rounded = RoundedWeights(self._model.model, self._model.dtype)
+        return nullcontext() if self._rounded is None else self._rounded.standing_in()
+
     def leave(self, rows: Sequence[int], completions: Sequence[Sequence[int]]) -> None:
         """Drop finished rows, but keep the KV cache of the prompt and of all but the last sampled token for later prompts."""
         read = [
             (self._texts[row][0], (*self._texts[row][1], *completion[:-1]))
             for row, completion in zip(rows, completions, strict=True)
         ]
-        self._prefixes.put(self._cache, [self._slots[row] for row in rows], read)
+        self._keep(rows, read)
         super().leave(rows, completions)
+
+    def _keep(self, rows: Sequence[int], texts: Sequence[Text]) -> None:
+        """Keep the KV cache of rows with these texts for later prompts."""
+        self._prefixes.put(self._cache, [self._slots[row] for row in rows], texts)
 
     def arrange(self, rows: Sequence[int]) -> None:
         """Keep the rows at these indices, in this order, and drop all other rows."""
@@ -332,6 +345,63 @@ class FlatRows(Rows):
             self._route.append((adapter, first, first + room))
         self._cache.arrange(row_of_slot)
         self._slots, self._slot_R = slots, torch.tensor(slots, device=self._model.device)
+
+
+class PagedRows(FlatRows):
+    """Rows of kapelle's own forward pass whose decoding steps are a few kernels (decode_pass.py)."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        flat: FlatModel,
+        decode: DecodePass,
+        prefixes: Prefixes,
+        recordings: Recordings | None,
+    ) -> None:
+        super().__init__(model, flat, None, prefixes)
+        self._decode, self._recordings = decode, recordings
+        self._paged = decode.cache()
+        self._weights: tuple[int, ...] | None = None
+        """The addresses of the base weights."""
+
+    @property
+    def places_next(self) -> int:
+        """The number of token slots that the KV cache uses after the next step."""
+        return self._paged.places_next
+
+    def read(self, token_R: Tensor) -> Tensor:
+        """Process one more token of each row and return the logits of the next tokens, of shape (R, V), valid until the next call."""
+        slots = slots_for(len(self))
+        self._decode.adapters.refresh()
+        self._paged.open(slots)
+        self._decode.put(token_R, slots)
+        with self._rounding():
+            if self._weights is None:
+                self._weights = self._decode.weights()
+        if self._recordings is None:
+            logits_SV = self._step_of(slots)
+        else:
+            kind = slots, *self._decode.memory(), *self._weights
+            logits_SV = self._recordings.run(kind, lambda: self._step_of(slots))
+        return logits_SV[: len(self)]
+
+    def _step_of(self, slots: int) -> Tensor:
+        with self._rounding():
+            hidden_SD = self._decode.hidden(slots)
+            if not self._model.float_head:
+                return self._model.logits(hidden_SD)
+        return self._model.logits(hidden_SD)  # with weights that are not rounded
+
+    def _store(self, block: PromptBlock, prompt_R: Sequence[int], adapters: Sequence[str | None]) -> None:
+        self._paged.join(block, prompt_R, [self._decode.adapters.place_of(each) for each in adapters])
+
+    def arrange(self, rows: Sequence[int]) -> None:
+        """Keep the rows at these indices, in this order, and drop all other rows."""
+        self._texts = [self._texts[row] for row in rows]
+        self._paged.arrange(rows)
+
+    def _keep(self, rows: Sequence[int], texts: Sequence[Text]) -> None:
+        self._prefixes.put(self._paged, rows, texts)
 
 
 def _shared_beginnings(prompts: Sequence[Text], known: Sequence[int]) -> dict[Text, list[int]]:
