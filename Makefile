@@ -92,8 +92,8 @@ TRITON := triton==3.7.0
 build/triton: $(BIN)/python
 	@$(PIP) install --no-deps --target $@ $(TRITON)
 
-test-kernels: build/triton $(STAMPS)/test ## run our own GPU kernels in Triton's interpreter (Linux; downloads Triton, 200 MB)
-	@PYTHONPATH=build/triton $(BIN)/python -m pytest $(or $(TESTS),tests/models/fast/test_triton_products.py)
+test-kernels: build/triton $(STAMPS)/test ## run our own GPU kernels in Triton's interpreter, and compile them for GPUs (Linux; downloads Triton, 200 MB)
+	@PYTHONPATH=build/triton $(BIN)/python -m pytest -m "" $(or $(TESTS),tests/models/fast/test_triton_products.py tests/models/fast/test_decode_kernels.py)
 
 # Tests whose numbers depend on the order in which a processor's kernels sum.
 SUMS := tests/engines/train/test_parity.py tests/engines/train/torch/test_out_of_memory.py tests/algorithms/test_update_by_hand.py
