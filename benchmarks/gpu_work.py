@@ -111,9 +111,9 @@ def decoding(model: LanguageModel, agents: int, rows: int, new: int, recorder_on
     return decoder
 
 
-def lengths(rows: int, *, even: bool, median: int = MEDIAN) -> list[list[int]]:
+def lengths(rows: int, *, even: bool, median: int = MEDIAN, seed: int = 0) -> list[list[int]]:
     """Return how many tokens each row says in each turn: `median` of them, or lognormal around it (σ = 0.8), at most 6 times as many."""
-    draw = random.Random(0)
+    draw = random.Random(seed)
     return [
         [
             median if even else min(6 * median, max(1, round(median * draw.lognormvariate(0, 0.8))))

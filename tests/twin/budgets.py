@@ -9,9 +9,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu_work import SHAPES, conversations, decoding, drawn, lengths, names, ours, sampler
 from tests.engines.test_on_a_gpu import model_on_device
 from tests.support.episodes import TASK
 from tests.support.tiny import LORA, draw_samples, lora_policies, train_engine, with_behaviour
@@ -21,12 +23,11 @@ from kapelle.algorithms.grpo import GRPO
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.rollout.local.engine import LocalEngine
-from kapelle.engines.rollout.local.step_graphs import GraphRecorder, nowhere, on_cuda
+from kapelle.engines.rollout.local.step_graphs import CudaRecorder, GraphRecorder, nowhere, on_cuda
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.engines.train.torch.engine import TorchTrainEngine
 from kapelle.models.adapters import named
-from kapelle.models.fast import fused
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.weights import read_adapter, save_adapter
 from kapelle.rows import Sample
@@ -50,30 +51,21 @@ def decode_steps(
     return counts
 
 
-@pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "flat"])
-def test_a_decode_step_costs_the_same_for_any_number_of_rows(
-    most: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fused, "LARGEST", most)
+def test_a_decode_step_costs_the_same_for_any_number_of_rows() -> None:
     few, many = decode_steps(4), decode_steps(32)
     assert few == many
     assert many["down"] == STEPS  # which rows ended
     assert not many.keys() & {"up", "waits", "across", "refused"}
 
 
-@pytest.mark.parametrize("most", [fused.LARGEST, 0], ids=["fused", "flat"])
-def test_a_decode_step_costs_the_same_for_any_number_of_cohorts(
-    most: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fused, "LARGEST", most)
+def test_a_decode_step_costs_the_same_for_any_number_of_cohorts() -> None:
     one, several = decode_steps(32), decode_steps(32, cohorts=8)
     assert several["launches"] <= 1.02 * one["launches"]  # rows that end are marked
     assert several["down"] + several["waits"] == STEPS
     assert not several.keys() & {"up", "across", "refused"}
 
 
-def test_a_decode_step_is_one_replay_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "LARGEST", 0)
+def test_a_decode_step_is_one_replay_of_a_graph() -> None:
     for cohorts in (1, 8):
         counts = decode_steps(32, on_cuda, cohorts)
         assert counts["replays"] == STEPS
@@ -169,3 +161,37 @@ def test_a_publish_waits_once_for_each_policy() -> None:
         many["launches"] <= 2 * 20
     )  # words of all tensors together; one by one they would be 28 times as many
     assert not many.keys() & {"across", "refused"}
+
+
+def test_a_layer_of_a_decode_step_is_fourteen_kernels() -> None:
+    """Seven products, and seven kernels between them."""
+
+    def kernels(layers: int) -> int:
+        shape = SHAPES["tiny"]._replace(layers=layers)
+        decoder = decoding(ours(drawn(shape, "bfloat16", "cuda"), "bfloat16", 2), 2, 8, 16, nowhere)
+        decoder.advance(2)
+        with counted() as counts:
+            decoder.advance(1)
+        return counts["launches"]
+
+    assert kernels(3) - kernels(2) == 14
+
+
+def test_uneven_conversations_replay_a_few_recordings() -> None:
+    """Rows of lognormal length come and go in every step, and the caches are freed for an update."""
+    engine = sampler(ours(drawn(SHAPES["tiny"], "bfloat16", "cuda"), "bfloat16", 2), 2, on_cuda)
+    recorded: list[object] = []
+    plain = CudaRecorder.record
+
+    def record(*given: Any) -> Any:
+        recorded.append(given)
+        return plain(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CudaRecorder, "record", record)
+        for step in range(6):
+            conversations(engine, names(2), lengths(24, even=False, median=6, seed=step))
+            for version, name in enumerate(names(2), 1):
+                engine.load(name, engine.queues[0].model.bank.parameters(name), version + step)
+            engine.release_caches()
+    assert len(recorded) <= 4
