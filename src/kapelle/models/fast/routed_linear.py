@@ -169,6 +169,37 @@ def forward_linear(
     return out_NO, kept
 
 
+def forward_linears(
+    orders: Sequence[Linear], tensors: Tensors, x_NI: Tensor, multiply: Product = product
+) -> tuple[list[Tensor], list[SavedForBackward]]:
+    outs, kept = [], []
+    for order in orders:
+        out_NO, own = forward_linear(order, tensors, x_NI, multiply)
+        outs.append(out_NO)
+        kept += own
+    return outs, kept
+
+
+def backward_linears(
+    orders: Sequence[Linear],
+    tensors: Tensors,
+    kept: Sequence[SavedForBackward],
+    x_NI: Tensor,
+    given: Sequence[Tensor],
+    grads: Gradients,
+    *,
+    wanted: bool = True,
+    multiply: Product = product,
+) -> Tensor | None:
+    dx_NI = None
+    kept = list(kept)
+    for order, given_NO in zip(orders, given, strict=True):
+        count = 1 if order.grouped and takes_groups(x_NI, given_NO.shape[1], len(order.legs)) else len(order.legs)
+        dx_NI = backward_linear(order, tensors, kept[:count], x_NI, given_NO, grads, more_NI=dx_NI, wanted=wanted, multiply=multiply)
+        del kept[:count]
+    return dx_NI
+
+
 def _groups(order: Linear, tensors: Tensors) -> list[AdapterGroup]:
     return [
         AdapterGroup(

@@ -40,7 +40,7 @@ def grouped(x_NK: Tensor, weight_GKM: Tensor, ends_G: Tensor) -> Tensor:
     tile_M = _tile(width)
     # Each group's last tile may be partly empty, and only the device knows the lengths of groups.
     grid = (triton.cdiv(rows, ROWS) + len(ends_G), triton.cdiv(width, tile_M))
-    with _on(x_NK.device):
+    with on(x_NK.device):
         _grouped_kernel[grid](
         x_NK, weight_GKM, out_NM, ends_G,
         len(ends_G), summed, width,
@@ -58,7 +58,7 @@ def grouped_outer(left_NP: Tensor, right_NQ: Tensor, ends_G: Tensor) -> Tensor:
     out_GPQ = left_NP.new_empty(len(ends_G), left_NP.shape[1], right_NQ.shape[1])
     tile_P, tile_Q = (_tile(size) for size in out_GPQ.shape[1:])
     grid = (len(ends_G), triton.cdiv(out_GPQ.shape[1], tile_P), triton.cdiv(out_GPQ.shape[2], tile_Q))
-    with _on(left_NP.device):
+    with on(left_NP.device):
         _outer_kernel[grid](
         left_NP, right_NQ, out_GPQ, ends_G,
         *out_GPQ.shape[1:],
@@ -68,7 +68,7 @@ def grouped_outer(left_NP: Tensor, right_NQ: Tensor, ends_G: Tensor) -> Tensor:
     return out_GPQ
 
 
-def _on(device: torch.device) -> AbstractContextManager[object]:
+def on(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which Triton starts its kernels on this CUDA device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
