@@ -120,7 +120,8 @@ class FlatModel:
         if self.family.sandwiched:
             tensors += map(self.gain, (layer.pre_feedforward_layernorm, layer.post_feedforward_layernorm))
         linears = tuple(
-            order_of(each, x_ND.shape, tensors) for each in (a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+            order_of(each, x_ND.shape, tensors)
+            for each in (a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         )
         task_of_rest = Rest(linears, self.eps, dtype, self.family.gelu, self.family.sandwiched, pieces)
         out_ND: Tensor = Finish.apply(task_of_rest, x_ND, gathered_NHE.flatten(1), *tensors)  # type: ignore[no-untyped-call]
@@ -245,9 +246,7 @@ class Finish(torch.autograd.Function):
         saved: list[Tensor] = []
         if task.sandwiched:
             saved.append(term_ND)
-            term_ND, inverse_N1 = pieces.normed(
-                term_ND.to(x_ND.dtype), tensors[0], task.eps, x_ND.dtype
-            )
+            term_ND, inverse_N1 = pieces.normed(term_ND.to(x_ND.dtype), tensors[0], task.eps, x_ND.dtype)
             saved.append(inverse_N1)
         y_ND, h_ND, inverse_N1 = pieces.sum_normed(
             x_ND, term_ND, tensors[task.sandwiched], task.eps, task.dtype

@@ -32,7 +32,7 @@ errors."""
 
 _found: dict[Hashable, bool] = {}
 
-_LIBRARY = torch.library.Library("kapelle", "DEF")  # noqa: TOR901 — the operations live as long as the process
+_LIBRARY = torch.library.Library("kapelle", "DEF")
 
 
 def operation(schema: str, plain: Callable[..., Any], module: str) -> Callable[..., Any]:
@@ -45,7 +45,11 @@ def operation(schema: str, plain: Callable[..., Any], module: str) -> Callable[.
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, plain, "CPU")
     if torch.backends.cuda.is_built():
-        _LIBRARY.impl(name, lambda *given: getattr(import_module(module), name)(*given), "CUDA")
+
+        def on_cuda(*given: Any) -> Any:
+            return getattr(import_module(module), name)(*given)
+
+        _LIBRARY.impl(name, on_cuda, "CUDA")
     made: Callable[..., Any] = getattr(torch.ops.kapelle, name).default
     return made
 

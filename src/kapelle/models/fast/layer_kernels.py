@@ -253,7 +253,18 @@ def _turn_kernel(
     """Normalise and rotate some heads of one token."""
     if tl.program_id(1) < queries:
         _turn_heads(
-            q_NHE, q_weight_E, cos_N1E, sin_N1E, q_out_NHE, tl.program_id(1), heads, half, eps, NORMED, HEADS, HALF
+            q_NHE,
+            q_weight_E,
+            cos_N1E,
+            sin_N1E,
+            q_out_NHE,
+            tl.program_id(1),
+            heads,
+            half,
+            eps,
+            NORMED,
+            HEADS,
+            HALF,
         )
     else:
         _turn_heads(
@@ -273,11 +284,15 @@ def _turn_heads(
     if NORMED:
         inverse_T1 = 1 / tl.sqrt(tl.sum(one_Te * one_Te + other_Te * other_Te, 1) / (2 * half) + eps)[:, None]
         one_Te *= inverse_T1 * tl.load(weight_E + place_e, mask=real_e, other=0.0).to(tl.float32)[None, :]
-        other_Te *= inverse_T1 * tl.load(weight_E + place_e + half, mask=real_e, other=0.0).to(tl.float32)[None, :]
+        other_Te *= (
+            inverse_T1 * tl.load(weight_E + place_e + half, mask=real_e, other=0.0).to(tl.float32)[None, :]
+        )
     cos_e, sin_e, cos_other_e, sin_other_e = _angles(cos_N1E, sin_N1E, angle_e, half, real_e)
     kind = out_NTE.dtype.element_ty
     tl.store(out_NTE + place_Te, (one_Te * cos_e - other_Te * sin_e).to(kind), mask=real_Te)
-    tl.store(out_NTE + place_Te + half, (other_Te * cos_other_e + one_Te * sin_other_e).to(kind), mask=real_Te)
+    tl.store(
+        out_NTE + place_Te + half, (other_Te * cos_other_e + one_Te * sin_other_e).to(kind), mask=real_Te
+    )
 
 
 @triton.jit
@@ -352,9 +367,7 @@ def _angles(cos_N1E, sin_N1E, angle_e, half, real_e):
 
 
 @triton.jit
-def _gate_kernel(
-    gate_NF, up_NF, out_NF, size, GELU: tl.constexpr, BLOCK: tl.constexpr
-):
+def _gate_kernel(gate_NF, up_NF, out_NF, size, GELU: tl.constexpr, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     real = place < size
     gate = tl.load(gate_NF + place, mask=real, other=0.0).to(tl.float32)
