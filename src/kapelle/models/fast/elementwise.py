@@ -372,8 +372,9 @@ def trial(
     heads, given = (
         [drawn(rows, many, head_size, seed=seed + many, kind=dtype) for many in (9, 2)] for seed in (4, 5)
     )
-    turns = drawn(2, rows, 1, head_size, seed=6)
-    inverse_N1, weights = inverse_of(x_ND, 1e-6), drawn(2, head_size, seed=7)
+    cos_N1E, sin_N1E = drawn(2, rows, 1, head_size, seed=6)
+    inverse_N1, weights = inverse_of(x_ND, 1e-6), [*drawn(2, head_size, seed=7)]
+    weightless: list[Tensor | None] = [None, None]
 
     def computed(pieces: LayerPieces) -> Iterator[Tensor | None]:
         yield from pieces.normed(x_ND, weight_D, 1e-6, dtype)
@@ -381,11 +382,10 @@ def trial(
         yield pieces.scaled(x_ND, inverse_N1, weight_D, dtype)
         for more, learns in ((None, True), (more_ND, False)):
             yield from pieces.normed_back(x_ND, weight_D, inverse_N1, dh_ND.clone(), more, dtype, learns)
-        for own in (weights, (None, None)):
-            made, kept = pieces.turned(heads, own, *turns, 1e-6, torch.float32)
-            back, learned = pieces.turned_back(
-                given, kept, own, *turns, 1e-6, torch.float32, (own is weights,) * 2
-            )
+        for own in (weights, weightless):
+            made, kept = pieces.turned(heads, own, cos_N1E, sin_N1E, 1e-6, torch.float32)
+            both = [own is weights] * 2
+            back, learned = pieces.turned_back(given, kept, own, cos_N1E, sin_N1E, 1e-6, torch.float32, both)
             yield from (*made, *back, *learned)
         for gelu in (False, True):
             yield pieces.gated(gate_NF, up_NF, gelu)

@@ -228,9 +228,9 @@ def backward_linears(
             dx_nI = None if dx_NI is None else dx_NI[rows]
             _backward_factors(leg, tensors, next(left), x_NI[rows], given[members[0]][rows], dx_nI, grads)
     for order, given_NO in zip(orders, given, strict=True):
-        grads.put(order.weight_OI, tensors[order.weight_OI], lambda given_NO=given_NO: given_NO.t() @ x_NI)
+        grads.put(order.weight_OI, tensors[order.weight_OI], partial(torch.mm, given_NO.t(), x_NI))
         if order.bias_O is not None:
-            grads.put(order.bias_O, tensors[order.bias_O], lambda given_NO=given_NO: given_NO.sum(0))
+            grads.put(order.bias_O, tensors[order.bias_O], partial(torch.sum, given_NO, 0))
     return dx_NI
 
 
