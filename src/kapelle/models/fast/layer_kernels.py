@@ -3,11 +3,15 @@
 The operations and their plain implementations are defined in elementwise.py. Sums are computed in float32, and results
 are deterministic.
 
-In tensor shapes, N is the number of flat tokens, H of query heads, J of key heads, and T of heads of either kind; D is
+The operation `fold` of an output head is defined in large_head.py.
+
+In tensor shapes, N is the number of flat tokens, K of target tokens, C of vocabulary entries, H of query heads, J of key heads, and T of heads of either kind; D is
 the hidden size, F the inner size and E the head size. P is the number of programs that sum a part of a gradient.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -186,6 +190,25 @@ def gate_back(dinner_NF: Tensor, gate_NF: Tensor, up_NF: Tensor, gelu: bool) -> 
                 dinner_NF, gate_NF, up_NF, dgate_NF, dup_NF, dup_NF.numel(), gelu, ELEMENTS, num_warps=8,
             )  # fmt: skip
     return dgate_NF, dup_NF
+
+
+def fold(
+    product_KC: Tensor,
+    temperature_K: Tensor,
+    token_K: Tensor,
+    first: int,
+    scale: float,
+    sums: Sequence[Tensor],
+    shrink_K: Tensor,
+    entropy: bool,
+) -> None:
+    """Replace the products of a piece of the vocabulary by their exponentials, and add them to running sums."""
+    if len(product_KC):
+        with on(product_KC.device):
+            _fold_kernel[(len(product_KC),)](
+                product_KC, temperature_K, token_K, *sums, shrink_K,
+                first, product_KC.shape[1], product_KC.stride(0), scale, entropy, ELEMENTS, num_warps=8,
+            )  # fmt: skip
 
 
 def _block(width: int) -> tuple[int, int]:
@@ -403,3 +426,45 @@ def _activation(x, GELU: tl.constexpr):
         share = 1 / (1 + tl.exp(-x))
         slope = 1.0
     return x * share, share + x * share * (1 - share) * slope
+
+
+@triton.jit
+def _fold_kernel(
+    product_KC, temperature_K, token_K, peak_K, target_K, others_K, moment_K, shrink_K,
+    first, width, row_size, scale, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute one target's running sums in two passes over the vocabulary entries of a piece."""
+    row = tl.program_id(0).to(tl.int64)
+    product_C = product_KC + row * row_size
+    factor = scale / tl.load(temperature_K + row).to(tl.float32)
+    here = tl.load(token_K + row) - first
+    before = tl.load(peak_K + row)
+    peak_C, own_C = tl.zeros((BLOCK,), dtype=tl.float32) + before, tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, width, BLOCK):
+        place_C = start + tl.arange(0, BLOCK)
+        x_C = tl.load(product_C + place_C, mask=place_C < width, other=float("-inf")).to(tl.float32) * factor
+        peak_C = tl.maximum(peak_C, x_C)
+        own_C += tl.where((place_C == here) & (place_C < width), x_C, 0.0)
+    peak, own = tl.max(peak_C, 0), tl.sum(own_C, 0)
+    fall = before - peak
+    shrink = tl.exp(fall)
+    others_C, moment_C = tl.zeros((BLOCK,), dtype=tl.float32), tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, width, BLOCK):
+        place_C = start + tl.arange(0, BLOCK)
+        x_C = (
+            tl.load(product_C + place_C, mask=place_C < width, other=float("-inf")).to(tl.float32) * factor
+            - peak
+        )
+        share_C = tl.where(place_C == here, 0.0, tl.exp(x_C))
+        others_C += share_C
+        if ENTROPY:
+            moment_C += share_C * tl.maximum(x_C, -1e4)
+        tl.store(product_C + place_C, share_C.to(product_KC.dtype.element_ty), mask=place_C < width)
+    others = tl.load(others_K + row)
+    if ENTROPY:
+        moment = (tl.load(moment_K + row) + fall * others) * shrink
+        tl.store(moment_K + row, moment + tl.sum(moment_C, 0))
+    tl.store(others_K + row, others * shrink + tl.sum(others_C, 0))
+    tl.store(target_K + row, own, mask=(here >= 0) & (here < width))
+    tl.store(peak_K + row, peak)
+    tl.store(shrink_K + row, shrink)
