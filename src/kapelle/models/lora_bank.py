@@ -29,9 +29,9 @@ from kapelle.models.fast.routed_linear import (
     Leg,
     Linear,
     StoredStacks,
-    backward_linear,
+    backward_linears,
     dropped,
-    forward_linear,
+    forward_linears,
     kept_rows_of,
     plain_product,
     salt_of,
@@ -575,7 +575,7 @@ class _RoutedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, order: Linear, x_NI: Tensor, *tensors: Tensor) -> Tensor:
-        out_NO, kept = forward_linear(order, tensors, x_NI, plain_product)
+        (out_NO,), kept = forward_linears((order,), tensors, x_NI, plain_product)
         ctx.save_for_backward(x_NI, *tensors, *saved_tensors(kept))
         ctx.order = order
         return out_NO
@@ -586,14 +586,8 @@ class _RoutedLinear(torch.autograd.Function):
         x_NI, tensors, order = saved[0], saved[1 : len(ctx.needs_input_grad) - 1], ctx.order
         grads = Gradients(ctx.needs_input_grad[2:])
         kept = kept_rows_of(saved[1 + len(tensors) :])
-        dx_NI = backward_linear(
-            order,
-            tensors,
-            kept,
-            x_NI,
-            given[0],
-            grads,
-            wanted=ctx.needs_input_grad[1],
-            multiply=plain_product,
-        )
+        dx_NI = backward_linears(
+            (order,), tensors, kept, x_NI, given, grads,
+            wanted=ctx.needs_input_grad[1], multiply=plain_product,
+        )  # fmt: skip
         return (None, dx_NI, *grads.values)

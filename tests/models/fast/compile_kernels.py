@@ -6,6 +6,7 @@ whose numbers are not computed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -56,9 +57,10 @@ KINDS = {
 
 def decoding() -> None:
     """Start every kernel of a decoding step, for two kinds of layers."""
-    from kapelle.models.fast import decode_kernels, decode_ops
     from tests.models.fast.test_decode_kernels import KINDS as LAYERS
     from tests.models.fast.test_decode_kernels import NAMES
+
+    from kapelle.models.fast import decode_kernels, decode_ops
 
     own = {name: getattr(decode_kernels, name) for name in NAMES}
     decode_ops.ops = lambda: SimpleNamespace(**own)  # type: ignore[assignment]
@@ -68,4 +70,4 @@ def decoding() -> None:
 
 if __name__ == "__main__":
     for name in sorted(compiling(decoding)):
-        print(name)
+        sys.stdout.write(f"{name}\n")

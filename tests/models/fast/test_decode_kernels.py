@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
 ]
 
-NAMES = ("join_norm", "turn_heads", "attend", "gather", "gate", "lower")
+NAMES = ("join_norm", "turn_heads", "attend", "gather", "join_gates", "lower")
 
 KINDS = {
     "qwen3": LayerKind(40, 72, 4, 2, 16, True, False, False, False, False, 0, 0.0),

@@ -9,6 +9,10 @@ Tests run the kernels on a CPU in Triton's interpreter (`TRITON_INTERPRET=1`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, cast
+
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +20,7 @@ from torch import Tensor
 
 from kapelle.models.fast.kv_cache import BLOCK
 from kapelle.models.fast.paged_cache import ADAPTER, BLOCKS, COUNT, PREFIX, SHARED
+from kapelle.models.fast.triton_products import on
 
 # The interpreter multiplies with NumPy, which has no bfloat16.
 INTERPRETED = triton.knobs.runtime.interpret
@@ -26,11 +31,26 @@ CHUNK = 512
 RANKS = 16
 """The number of rows of a factor that a program reads at once."""
 
+P = ParamSpec("P")
+
+
+def _on_its_device(launch: Callable[P, None]) -> Callable[P, None]:
+    """Start a kernel on the device of the first tensor."""
+
+    @wraps(launch)
+    def launched(*given: P.args, **named: P.kwargs) -> None:
+        with on(cast("Tensor", given[0]).device):
+            launch(*given, **named)
+
+    return launched
+
+
 _ADAPTER, _SHARED, _PREFIX = tl.constexpr(ADAPTER), tl.constexpr(SHARED), tl.constexpr(PREFIX)
 _COUNT, _BLOCKS, _BLOCK = tl.constexpr(COUNT), tl.constexpr(BLOCKS), tl.constexpr(BLOCK)
 _CHUNK, _RANKS = tl.constexpr(CHUNK), tl.constexpr(RANKS)
 
 
+@_on_its_device
 def join_norm(
     x_SD: Tensor, rows_SW: Tensor, y_SD: Tensor | None, bias_D: Tensor | None, low_Sr: Tensor | None,
     up_GrD: Tensor | None, post_D: Tensor | None, gain_D: Tensor, down_GqD: Tensor | None, eps: float, centred: bool,
@@ -47,6 +67,7 @@ def join_norm(
     )  # fmt: skip
 
 
+@_on_its_device
 def turn_heads(
     q_SO: Tensor, k_SO: Tensor, v_SO: Tensor, rows_SW: Tensor, where_1: Tensor, cos_SE: Tensor, sin_SE: Tensor,
     bias_q: Tensor | None, bias_k: Tensor | None, bias_v: Tensor | None, low_Sr: Tensor | None, up_q: Tensor | None,
@@ -66,6 +87,7 @@ def turn_heads(
     )  # fmt: skip
 
 
+@_on_its_device
 def attend(
     q_SO: Tensor, rows_SW: Tensor, where_1: Tensor, key_heads: int, window: int, cap: float, scale: float, layer: int,
     layers: int, *, part_SHPE: Tensor, log_SHP: Tensor,
@@ -80,6 +102,7 @@ def attend(
     )  # fmt: skip
 
 
+@_on_its_device
 def gather(
     part_SHPE: Tensor, log_SHP: Tensor, rows_SW: Tensor, down_GrO: Tensor | None, *, out_SO: Tensor,
     low_Sr: Tensor | None,
@@ -92,19 +115,21 @@ def gather(
     )  # fmt: skip
 
 
-def gate(
+@_on_its_device
+def join_gates(
     gate_SF: Tensor, up_SF: Tensor, rows_SW: Tensor, bias_gate: Tensor | None, bias_up: Tensor | None,
     low_Sr: Tensor | None, up_gate: Tensor | None, up_up: Tensor | None, gelu: bool, *, out_SF: Tensor,
 ) -> None:  # fmt: skip
-    """See `decode_ops.gate`."""
+    """See `decode_ops.join_gates`."""
     slots, width = gate_SF.shape
-    _gate[(slots, triton.cdiv(width, CHUNK))](
+    _join_gates[(slots, triton.cdiv(width, CHUNK))](
         gate_SF, up_SF, rows_SW, _given(bias_gate, gate_SF), _given(bias_up, gate_SF), _given(low_Sr, gate_SF),
         _given(up_gate, gate_SF), _given(up_up, gate_SF), out_SF, rows_SW.stride(0), width, _size(up_gate, 1),
         bias_gate is not None, bias_up is not None, up_gate is not None, gelu,
     )  # fmt: skip
 
 
+@_on_its_device
 def lower(x_SI: Tensor, rows_SW: Tensor, down_GrI: Tensor, *, low_Sr: Tensor) -> None:
     """See `decode_ops.lower`."""
     slots, width = x_SI.shape
@@ -258,7 +283,7 @@ def _turned(
     return one_C * cos_one - two_C * sin_one, two_C * cos_two + one_C * sin_two
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer"])
 def _turn_heads(
     q_SO, k_SO, v_SO, rows_SW, where_1, cos_SE, sin_SE, bias_q, bias_k, bias_v, low_Sr, up_q, up_k, up_v, gain_q,
     gain_k, out_SO, row_width, heads, key_heads, size, rank, eps, layer, layers,
@@ -312,7 +337,7 @@ def _turn_heads(
             tl.store(place + half + e, two_C.to(out_SO.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer"])
 def _attend(
     q_SO, rows_SW, where_1, part_SHPE, log_SHP, row_width, heads, key_heads, per_key, size, window, cap, scale, layer,
     layers, parts,
@@ -419,7 +444,7 @@ def _gather(
 
 
 @triton.jit
-def _gate(
+def _join_gates(
     gate_SF, up_SF, rows_SW, bias_gate, bias_up, low_Sr, up_gate, up_up, out_SF, row_width, width, rank,
     BIASED_GATE: tl.constexpr, BIASED_UP: tl.constexpr, ADAPTED: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip

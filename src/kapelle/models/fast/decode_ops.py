@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -143,7 +144,7 @@ def gather(
         lower(out_SO, rows_SW, down_GrO, low_Sr=low_Sr)
 
 
-def gate(
+def join_gates(
     gate_SF: Tensor, up_SF: Tensor, rows_SW: Tensor, bias_gate: Tensor | None, bias_up: Tensor | None,
     low_Sr: Tensor | None, up_gate: Tensor | None, up_up: Tensor | None, gelu: bool, *, out_SF: Tensor,
 ) -> None:  # fmt: skip
@@ -195,20 +196,14 @@ def ops() -> Any:
         turn_heads: ("out_SO",),
         attend: ("part_SHPE", "log_SHP"),
         gather: ("out_SO", "low_Sr"),
-        gate: ("out_SF",),
+        join_gates: ("out_SF",),
         lower: ("low_Sr",),
     }
+    made = {}
     for plain, names in written.items():
-        _LIBRARY.define(f"{plain.__name__}{torch.library.infer_schema(plain, mutates_args=names)}")
-        _LIBRARY.impl(plain.__name__, plain, "CPU")
-        if kernels.has_triton() and torch.backends.cuda.is_built():
-            from kapelle.models.fast import decode_kernels
-
-            _LIBRARY.impl(plain.__name__, getattr(decode_kernels, plain.__name__), "CUDA")
-    return torch.ops.kapelle_decode
-
-
-_LIBRARY = torch.library.Library("kapelle_decode", "DEF")
+        schema = f"{plain.__name__}{torch.library.infer_schema(plain, mutates_args=names)}"
+        made[plain.__name__] = kernels.operation(schema, plain, "kapelle.models.fast.decode_kernels")
+    return SimpleNamespace(**made)
 
 
 class LayerKind(NamedTuple):
@@ -293,6 +288,6 @@ def _small_layer(device: torch.device, dtype: torch.dtype, kind: LayerKind) -> l
     own.join_norm(x_SD, rows_SW, y_SD, None, low_Sr, up, post_D, gain_D, factor(2 * rank, kind.width), 1e-6, kind.centred, h_SD=h2_SD, next_Sq=low_S2)  # fmt: skip
     z_SF, low = made(slots, kind.inner, kind=dtype), made(slots, rank)
     gates = [drawn(slots, kind.inner) for _ in range(2)]
-    own.gate(*gates, rows_SW, None, None, low_S2, *(factor(rank, kind.inner) for _ in range(2)), kind.gelu, out_SF=z_SF)  # fmt: skip
+    own.join_gates(*gates, rows_SW, None, None, low_S2, *(factor(rank, kind.inner) for _ in range(2)), kind.gelu, out_SF=z_SF)  # fmt: skip
     own.lower(z_SF, rows_SW, factor(rank, kind.inner), low_Sr=low)
     return [*written, x_SD, h2_SD, low_S2, z_SF, low]

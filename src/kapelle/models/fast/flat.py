@@ -33,9 +33,10 @@ from kapelle.models.fast.families import Family, family_of
 from kapelle.models.fast.routed_linear import (
     Gradients,
     Linear,
-    backward_linear,
-    forward_linear,
+    backward_linears,
+    forward_linears,
     kept_rows_of,
+    plain_product,
     saved_tensors,
 )
 from kapelle.models.lora_bank import computes_in, order_of
@@ -112,24 +113,18 @@ class FlatModel:
         pieces = pieces_for(x_ND, dtype, self.head_size) if self.kernels else PLAIN
         task = Heads((q, k, v), self.heads, self.key_heads, self.eps, dtype, self.normed_heads, pieces)
         # Queries, keys and values are freed before the second half.
-        gathered_NHE = attend(number, *Project.apply(task, x_ND, cos_N1E, sin_N1E, *tensors))  # type: ignore[no-untyped-call]
-        attended_ND = a.o_proj(gathered_NHE.flatten(1))
-        sandwiched, gelu = self.family.sandwiched, self.family.gelu
-        if sandwiched:
-            gain_D = self.gain(layer.post_attention_layernorm)
-            x_ND = Sum.apply(pieces, self.eps, x_ND, attended_ND, gain_D)  # type: ignore[no-untyped-call]
-            tensors = [self.gain(layer.pre_feedforward_layernorm)]
-        else:
-            x_ND = x_ND + attended_ND
-            tensors = [self.gain(layer.post_attention_layernorm)]
-        gate, up, down = (
-            order_of(each, x_ND.shape, tensors) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        *heads, x_ND = Project.apply(task, x_ND, cos_N1E, sin_N1E, *tensors)  # type: ignore[no-untyped-call]
+        gathered_NHE = attend(number, *heads)
+        del heads
+        tensors = [self.gain(layer.post_attention_layernorm)]
+        if self.family.sandwiched:
+            tensors += map(self.gain, (layer.pre_feedforward_layernorm, layer.post_feedforward_layernorm))
+        linears = tuple(
+            order_of(each, x_ND.shape, tensors)
+            for each in (a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         )
-        task_of_mlp = Gated((gate, up, down), self.eps, dtype, gelu, not sandwiched, pieces)
-        out_ND: Tensor = Mlp.apply(task_of_mlp, x_ND, *tensors)  # type: ignore[no-untyped-call]
-        if sandwiched:
-            gain_D = self.gain(layer.post_feedforward_layernorm)
-            out_ND = Sum.apply(pieces, self.eps, x_ND, out_ND, gain_D)  # type: ignore[no-untyped-call]
+        task_of_rest = Rest(linears, self.eps, dtype, self.family.gelu, self.family.sandwiched, pieces)
+        out_ND: Tensor = Finish.apply(task_of_rest, x_ND, gathered_NHE.flatten(1), *tensors)  # type: ignore[no-untyped-call]
         return out_ND
 
     def by_plan(self, plan: AttentionPlan) -> Attend:
@@ -172,17 +167,18 @@ class Heads(NamedTuple):
     pieces: LayerPieces = PLAIN
 
 
-class Gated(NamedTuple):
-    """The second half of a layer: norm, gate and up projection, down projection, sum."""
+class Rest(NamedTuple):
+    """The second half of a layer: output projection, sum, norm, gate and up projection, down projection, sum."""
 
-    linears: tuple[Linear, Linear, Linear]
-    """The linear layers of gate, up and down projection."""
+    linears: tuple[Linear, ...]
+    """The linear layers of output, gate, up and down projection."""
     eps: float
     dtype: torch.dtype
     gelu: bool
     """Whether the activation of the gate is GELU."""
-    sums: bool
-    """Whether the input is added to the result."""
+    sandwiched: bool
+    """Whether both terms are normalised before they are added. The weights of these norms are the first and the third
+    in the list of tensors, and that of the norm between them is the second."""
     pieces: LayerPieces = PLAIN
 
 
@@ -190,33 +186,23 @@ class Project(torch.autograd.Function):
     """Computes the queries, keys and values of one layer from x.
 
     The tensors are the weight of the norm, the weights of the heads' norms, and the tensors of the linear layers, in
-    this order.
+    this order. The input x is also a result, so that its gradient from the second half is added in this step.
     """
 
     @staticmethod
     def forward(
         ctx: Any, task: Heads, x_ND: Tensor, cos_N1E: Tensor, sin_N1E: Tensor, *tensors: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries, keys and values in the compute type, of shapes (N, H, E), (N, J, E) and (N, J, E)."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries, keys and values in the compute type, of shapes (N, H, E), (N, J, E) and (N, J, E), and x."""
         size = cos_N1E.shape[-1]
         h_ND, inverse_N1 = task.pieces.normed(x_ND, tensors[0], task.eps, task.dtype)
-        outs, kept = zip(*(forward_linear(linear, tensors, h_ND) for linear in task.linears), strict=True)
-        raw: list[Tensor | None] = []
-        read: list[Tensor] = []
-        for number, out_NO in enumerate(outs[:2]):
-            weight_E = tensors[1 + number] if task.normed else None
-            heads_NTE, *left = task.pieces.turned(
-                out_NO.view(len(h_ND), -1, size), weight_E, cos_N1E, sin_N1E, task.eps, x_ND.dtype
-            )
-            read.append(heads_NTE)
-            raw += left
+        outs, kept = forward_linears(task.linears, tensors, h_ND)
+        q, k, v = (out_NO.view(len(h_ND), -1, size) for out_NO in outs)
+        weights = tensors[1:3] if task.normed else (None, None)
+        (q, k), raw = task.pieces.turned((q, k), weights, cos_N1E, sin_N1E, task.eps, x_ND.dtype)
         ctx.task = task
-        ctx.counts = [len(each) for each in kept]
-        ctx.save_for_backward(
-            x_ND, cos_N1E, sin_N1E, inverse_N1, *raw,
-            *tensors, *(tensor for each in kept for tensor in saved_tensors(each)),
-        )  # fmt: skip
-        return read[0], read[1], outs[2].view(len(h_ND), -1, size)
+        ctx.save_for_backward(x_ND, cos_N1E, sin_N1E, inverse_N1, *raw, *tensors, *saved_tensors(kept))
+        return q, k, v, x_ND
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
@@ -225,125 +211,122 @@ class Project(torch.autograd.Function):
         x_ND, cos_N1E, sin_N1E, inverse_N1, *rest = ctx.saved_tensors
         raw, rest = rest[:4], rest[4:]
         grads = Gradients(ctx.needs_input_grad[4:])
-        tensors = rest[: len(grads.wanted)]
+        tensors, kept = rest[: len(grads.wanted)], kept_rows_of(rest[len(grads.wanted) :])
         h_ND = task.pieces.scaled(x_ND, inverse_N1, tensors[0], task.dtype)
-        outs = []
-        for number, given_NTE in enumerate(given[:2]):
-            weight_E = tensors[1 + number] if task.normed else None
-            learns = task.normed and grads.wanted[1 + number]
-            raw_NTE, inverse_NT1 = raw[2 * number : 2 * number + 2]
-            draw_NTE, own_E = task.pieces.turned_back(
-                given_NTE, raw_NTE, inverse_NT1, weight_E, cos_N1E, sin_N1E, x_ND.dtype, learns
-            )
+        weights = tensors[1:3] if task.normed else (None, None)
+        learns = [task.normed and grads.wanted[number] for number in (1, 2)]
+        outs, own = task.pieces.turned_back(
+            given[:2], raw, weights, cos_N1E, sin_N1E, task.eps, x_ND.dtype, learns
+        )
+        for number, own_E in enumerate(own, 1):
             if own_E is not None:
-                grads.values[1 + number] = own_E.to(tensors[1 + number].dtype)
-            outs.append(draw_NTE)
+                grads.values[number] = own_E.to(tensors[number].dtype)
+        each_NO = [out.reshape(len(h_ND), -1) for out in (*outs, given[2])]
         stream = ctx.needs_input_grad[1] or grads.wanted[0]
-        dh_ND: Tensor | None = None
-        left = _kept_of_each(rest[len(tensors) :], ctx.counts)
-        for linear, kept, out in zip(task.linears, left, (*outs, given[2]), strict=True):
-            given_NO = out.reshape(len(h_ND), -1)
-            dh_ND = backward_linear(
-                linear, tensors, kept, h_ND, given_NO, grads, more_NI=dh_ND, wanted=stream
-            )
+        dh_ND = backward_linears(task.linears, tensors, kept, h_ND, each_NO, grads, wanted=stream)
         dx_ND = None
         if dh_ND is not None:
-            dx_ND = _norm_backward(task.pieces, x_ND, tensors[0], inverse_N1, dh_ND, None, grads)
+            more_ND = None if task.pieces is PLAIN else given[3]
+            dx_ND, _ = _norm_backward(task, x_ND, tensors, 0, inverse_N1, dh_ND, more_ND, grads)
+            if more_ND is None:  # in the order of autograd
+                dx_ND.add_(given[3])
         return (None, dx_ND, None, None, *grads.values)
 
 
-class Mlp(torch.autograd.Function):
-    """Computes x + down(act(gate(h)) · up(h)) with h = norm(x).
+class Finish(torch.autograd.Function):
+    """Computes y = x + o(attended) and y + down(act(gate(h)) · up(h)) with h = norm(y).
 
-    The first x is added only if the field `sums` of the task is True. The tensors are the weight of the norm, followed
-    by the tensors of the linear layers.
+    The tensors are the weights of the norms, followed by the tensors of the linear layers.
     """
 
     @staticmethod
-    def forward(ctx: Any, task: Gated, x_ND: Tensor, *tensors: Tensor) -> Tensor:
-        """Return the residual stream after the layer, or the term that will be added to it, of shape (N, D)."""
-        gate, up, down = task.linears
-        h_ND, inverse_N1 = task.pieces.normed(x_ND, tensors[0], task.eps, task.dtype)
-        gate_NF, of_gate = forward_linear(gate, tensors, h_ND)
-        up_NF, of_up = forward_linear(up, tensors, h_ND)
-        inner_NF = task.pieces.gated(gate_NF, up_NF, task.gelu)
-        out_ND, of_down = forward_linear(down, tensors, inner_NF)
-        kept = [of_gate, of_up, of_down]
+    def forward(ctx: Any, task: Rest, x_ND: Tensor, attended_NO: Tensor, *tensors: Tensor) -> Tensor:
+        """Return the residual stream after the layer, of shape (N, D)."""
+        pieces, (output, *gates, down) = task.pieces, task.linears
+        (term_ND,), of_output = forward_linears((output,), tensors, attended_NO, plain_product)
+        saved: list[Tensor] = []
+        if task.sandwiched:
+            saved.append(term_ND)
+            term_ND, inverse_N1 = pieces.normed(term_ND.to(x_ND.dtype), tensors[0], task.eps, x_ND.dtype)
+            saved.append(inverse_N1)
+        y_ND, h_ND, inverse_N1 = pieces.sum_normed(
+            x_ND, term_ND, tensors[task.sandwiched], task.eps, task.dtype
+        )
+        (gate_NF, up_NF), of_gates = forward_linears(gates, tensors, h_ND)
+        inner_NF = pieces.gated(gate_NF, up_NF, task.gelu)
+        (out_ND,), of_down = forward_linears((down,), tensors, inner_NF)
+        if task.sandwiched:
+            saved.append(out_ND)
+            out_ND, last_N1 = pieces.normed(out_ND.to(x_ND.dtype), tensors[2], task.eps, x_ND.dtype)
+            saved.append(last_N1)
         ctx.task = task
-        ctx.counts = [len(each) for each in kept]
+        kept = (of_output, of_gates, of_down)
+        ctx.counts = [len(saved), *(2 * len(each) for each in kept)]
         ctx.save_for_backward(
-            x_ND, inverse_N1, gate_NF, up_NF,
-            *tensors, *(tensor for each in kept for tensor in saved_tensors(each)),
+            attended_NO, y_ND, inverse_N1, gate_NF, up_NF,
+            *tensors, *saved, *(tensor for each in kept for tensor in saved_tensors(each)),
         )  # fmt: skip
-        return x_ND + out_ND if task.sums else out_ND
+        return y_ND + out_ND
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x and of the tensors."""
-        task: Gated = ctx.task
-        x_ND, inverse_N1, gate_NF, up_NF, *rest = ctx.saved_tensors
-        grads = Gradients(ctx.needs_input_grad[2:])
-        tensors = rest[: len(grads.wanted)]
-        h_ND = task.pieces.scaled(x_ND, inverse_N1, tensors[0], task.dtype)
-        lit_NF, inner_NF = task.pieces.regated(gate_NF, up_NF, task.gelu)
-        kept = _kept_of_each(rest[len(tensors) :], ctx.counts)
-        gate, up, down = task.linears
-        given_ND = given[0].to(task.dtype)
-        dinner_NF = backward_linear(down, tensors, kept[2], inner_NF, given_ND, grads)
+        """Return the gradients of x, of the attention outputs and of the tensors."""
+        task: Rest = ctx.task
+        attended_NO, y_ND, inverse_N1, gate_NF, up_NF, *rest = ctx.saved_tensors
+        pieces, (output, *gates, down) = task.pieces, task.linears
+        grads = Gradients(ctx.needs_input_grad[3:])
+        tensors, rest = rest[: len(grads.wanted)], iter(rest[len(grads.wanted) :])
+        saved, *kept = ([next(rest) for _ in range(count)] for count in ctx.counts)
+        of_output, of_gates, of_down = map(kept_rows_of, kept)
+
+        def term(first: int, norm: int, given_ND: Tensor) -> Tensor:
+            """Return the gradient of a term before its norm, in the compute type."""
+            term_ND, inverse_N1 = saved[first : first + 2]
+            wide_ND = term_ND.to(given_ND.dtype)
+            _, narrow_ND = _norm_backward(
+                task, wide_ND, tensors, norm, inverse_N1, given_ND.clone(), None, grads
+            )
+            return narrow_ND
+
+        h_ND = pieces.scaled(y_ND, inverse_N1, tensors[task.sandwiched], task.dtype)
+        lit_NF, inner_NF = pieces.regated(gate_NF, up_NF, task.gelu)
+        given_ND = term(2, 2, given[0]) if task.sandwiched else given[0].to(task.dtype)
+        dinner_NF = backward_linears((down,), tensors, of_down, inner_NF, [given_ND], grads)
         assert dinner_NF is not None, "its gradient is requested"
-        dgate_NF, dup_NF = task.pieces.gated_back(dinner_NF, lit_NF, gate_NF, up_NF, task.gelu)
-        dh_ND = backward_linear(gate, tensors, kept[0], h_ND, dgate_NF, grads)
-        dh_ND = backward_linear(up, tensors, kept[1], h_ND, dup_NF, grads, more_NI=dh_ND)
+        del inner_NF
+        each_NF = pieces.gated_back(dinner_NF, lit_NF, gate_NF, up_NF, task.gelu)
+        dh_ND = backward_linears(gates, tensors, of_gates, h_ND, each_NF, grads)
         assert dh_ND is not None, "its gradient is requested"
-        more_ND = given[0] if task.sums else None
-        dx_ND = _norm_backward(task.pieces, x_ND, tensors[0], inverse_N1, dh_ND, more_ND, grads)
-        return (None, dx_ND, *grads.values)
-
-
-class Sum(torch.autograd.Function):
-    """Computes x + norm(y) in the type of x."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, pieces: LayerPieces, eps: float, x_ND: Tensor, y_ND: Tensor, weight_D: Tensor
-    ) -> Tensor:
-        """Return the sum, of shape (N, D)."""
-        h_ND, inverse_N1 = pieces.normed(y_ND.to(x_ND.dtype), weight_D, eps, x_ND.dtype)
-        ctx.pieces = pieces
-        ctx.save_for_backward(y_ND, weight_D, inverse_N1)
-        return h_ND.add_(x_ND)
-
-    @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, of y and of the weight."""
-        y_ND, weight_D, inverse_N1 = ctx.saved_tensors
-        grads = Gradients(ctx.needs_input_grad[4:])
-        wide_ND = y_ND.to(given[0].dtype)
-        dy_ND = _norm_backward(ctx.pieces, wide_ND, weight_D, inverse_N1, given[0].clone(), None, grads)
-        return None, None, given[0], dy_ND.to(y_ND.dtype), *grads.values
-
-
-def _kept_of_each(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Any]:
-    """Split the concatenated `saved_tensors` of several layers, given the number of legs of each layer."""
-    left = []
-    first = 0
-    for count in counts:
-        left.append(kept_rows_of(tensors[first : first + 2 * count]))
-        first += 2 * count
-    return left
+        dx_ND, given_ND = _norm_backward(
+            task, y_ND, tensors, task.sandwiched, inverse_N1, dh_ND, given[0], grads
+        )
+        if task.sandwiched:
+            given_ND = term(0, 0, dx_ND)
+        dattended_NO = backward_linears(
+            (output,), tensors, of_output, attended_NO, [given_ND], grads,
+            wanted=ctx.needs_input_grad[2], multiply=plain_product,
+        )  # fmt: skip
+        return (None, dx_ND, dattended_NO, *grads.values)
 
 
 def _norm_backward(
-    pieces: LayerPieces,
+    task: Heads | Rest,
     x_ND: Tensor,
-    weight_D: Tensor,
+    tensors: Sequence[Tensor],
+    place: int,
     inverse_N1: Tensor,
     dh_ND: Tensor,
     more_ND: Tensor | None,
     grads: Gradients,
-) -> Tensor:
-    """Return the gradient of a norm's input plus `more_ND`, and store the gradient of its weight. The tensor `dh_ND` is overwritten."""
-    dx_ND, dweight_D = pieces.normed_back(x_ND, weight_D, inverse_N1, dh_ND, more_ND, grads.wanted[0])
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of a norm's input plus `more_ND`, and the same in the compute type.
+
+    The gradient of the weight of the norm, which is the tensor at `place`, is stored. The tensor `dh_ND` is overwritten.
+    """
+    learns = grads.wanted[place]
+    dx_ND, narrow_ND, dweight_D = task.pieces.normed_back(
+        x_ND, tensors[place], inverse_N1, dh_ND, more_ND, task.dtype, learns
+    )
     if dweight_D is not None:
-        grads.values[0] = dweight_D.to(weight_D.dtype)
-    return dx_ND
+        grads.values[place] = dweight_D.to(tensors[place].dtype)
+    return dx_ND, narrow_ND

@@ -1,5 +1,8 @@
 """Test each GPU kernel against plain operations before its first use, and decide which kernels are used.
 
+Our own kernels are operations of torch with two implementations: plain operations on a CPU, and one Triton kernel on
+CUDA. An emulated CUDA device of a torch without CUDA runs the plain operations as one operation.
+
 This code was written without a GPU. Each kernel of torch and Triton therefore first computes a small problem of the
 same kind on the device, forward and backward, and is used only if its results agree with plain operations. If the
 results differ, plain operations are used, and one message is logged.
@@ -10,7 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +31,32 @@ BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 errors."""
 
 _found: dict[Hashable, bool] = {}
+
+_LIBRARY = torch.library.Library("kapelle", "DEF")
+
+
+def operation(schema: str, plain: Callable[..., Any], module: str) -> Callable[..., Any]:
+    """Define and return an operation of torch, without derivatives.
+
+    On CUDA, it runs the function of the same name in a module of Triton kernels, which is imported at the first call.
+    On other devices, it runs `plain`.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, plain, "CPU")
+    if torch.backends.cuda.is_built():
+
+        def on_cuda(*given: Any, **outputs: Any) -> Any:
+            return getattr(import_module(module), name)(*given, **outputs)
+
+        _LIBRARY.impl(name, on_cuda, "CUDA")
+    made: Callable[..., Any] = getattr(torch.ops.kapelle, name).default
+    return made
+
+
+def runs_operations(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether our operations are single kernels for a type on a device."""
+    return device.type == "cuda" and dtype in BOUNDS and (has_triton() or not torch.backends.cuda.is_built())
 
 
 def holds(kernel: str, where: tuple[Hashable, ...], trial: Trial) -> bool:
@@ -81,14 +112,6 @@ def capability(device: torch.device) -> tuple[int, int]:
 def has_triton() -> bool:
     """Return whether Triton is installed, as it is together with torch for CUDA."""
     return find_spec("triton") is not None
-
-
-def own_kernels(device: torch.device) -> bool:
-    """Return whether kapelle's own operations are kernels on a device.
-
-    If torch is built without CUDA but has CUDA devices (tests/twin), another library executes the plain operations.
-    """
-    return device.type == "cuda" and (has_triton() or not torch.backends.cuda.is_built())
 
 
 def drawn(*shape: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:

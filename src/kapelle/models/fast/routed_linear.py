@@ -8,13 +8,12 @@ a gradient.
 Adapters are LoRA as in arXiv:2106.09685, y = Wx + (alpha / rank) · B·A·x. Rows use only the tensors of their own
 adapter, so no gradient flows from one adapter to another.
 
-The updates of several adapters are computed as one grouped product if there is a kernel for it: torch's `grouped_mm`,
-or kapelle's own kernel in Triton. Otherwise, each adapter has separate products, and launching them leaves a GPU mostly
-idle. A grouped product computes all groups of rows in one kernel, in the forward pass, in the backward pass and for the
-gradient of each group's weight. If all groups have the same number of rows, as in decoding, a batched product is used
-instead, because grouped products are efficient only for many rows: they took 4.7 of the 9.3 ms of a step of 64 rows on
-an H100. The factors are stacked, and smaller ranks are padded with zeros, which changes no result. Rows without an
-adapter form a group with zero factors, because rows outside all groups are not computed.
+The updates of adapters are computed as grouped products if there is a kernel for them (triton_products.py). Otherwise,
+each adapter has separate products, and launching them leaves a GPU mostly idle. A grouped product computes all groups of
+rows in one kernel, in the forward pass, in the backward pass and for the gradient of each group's weight. Layers that
+read the same rows share these kernels, if the same rows have adapters in them. The factors are stacked, and smaller
+ranks are padded with zeros, which changes no result. Rows without an adapter form a group with zero factors, because
+rows outside all groups are not computed.
 
 The mask of dropout (arXiv:1207.0580) is a function of each token and independent of the pass. A random generator draws
 masks in the order of a pass, so a different split into microbatches or processes would give different masks. In this
@@ -26,33 +25,23 @@ On a CPU in float32, torch multiplies with its BLAS, which reaches 60 to 90 % of
 rows of an update. oneDNN is used for any number of rows, because the results of two libraries would differ by rounding.
 In half precision, torch already uses oneDNN.
 
-In tensor shapes, N is the number of rows, n of rows of one leg or group, I of input features, O of output features and
-G of groups; r is the rank (for a stack, the largest rank).
+In tensor shapes, N is the number of rows, n of rows of one leg or group, I of input features, O of output features, S
+of layers and G of groups; r is the rank (for a stack, the largest rank times S, or the largest rank).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 from zlib import crc32
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.nn.functional import pad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from kapelle.models.fast import kernels
-
-LEAST_ADAPTERS = 2
-"""The number of adapters in a pass from which their updates are grouped. With two adapters, grouping needs fewer
-kernels than separate products. With three adapters, this holds even if ranks are padded."""
-
-ARCHITECTURES = frozenset({9, 10})
-"""The major compute capabilities for which torch has a kernel. On other GPUs, torch's grouped product is a loop that
-waits for the GPU."""
 
 LEAST_CAPABILITY = (8, 0)
 """The compute capability from which kapelle's grouped products use tensor cores in both half-precision types."""
@@ -62,7 +51,7 @@ STACKS = 2
 another stack."""
 
 ALIGNMENT = 16
-"""The alignment in bytes. The size of every row must be a multiple of this value for the kernel."""
+"""The alignment in bytes of the rows of stacks, which kernels read faster."""
 
 
 def product(x_NI: Tensor, weight_OI: Tensor, more_NO: Tensor | None = None) -> Tensor:
@@ -147,26 +136,47 @@ def kept_rows_of(tensors: Sequence[Tensor]) -> list[SavedForBackward]:
     return [SavedForBackward(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
 
 
-def forward_linear(
-    order: Linear, tensors: Tensors, x_NI: Tensor, multiply: Product = product
-) -> tuple[Tensor, list[SavedForBackward]]:
-    """Return the output in the type of `x_NI`, of shape (N, O), and the tensors that the backward pass needs."""
-    out_NO = multiply(x_NI, tensors[order.weight_OI].to(x_NI.dtype), None)
-    if order.grouped and takes_groups(x_NI, out_NO.shape[1], len(order.legs)):
-        kept = [SavedForBackward(*add_updates(_groups(order, tensors), x_NI, out_NO, order.stacks))]
-    else:
-        kept = []
-        for leg in order.legs:
+def forward_linears(
+    orders: Sequence[Linear], tensors: Tensors, x_NI: Tensor, multiply: Product = product
+) -> tuple[list[Tensor], list[SavedForBackward]]:
+    """Return the outputs of layers that read the same rows, of shapes (N, O), and the tensors that the backward pass needs.
+
+    The outputs have the type of `x_NI`.
+    """
+    outs = [multiply(x_NI, tensors[order.weight_OI].to(x_NI.dtype), None) for order in orders]
+    kept = []
+    for members, grouped in _together(orders, x_NI):
+        own = [orders[k] for k in members]
+        if grouped:
+            layers = [_groups(order, tensors) for order in own]
+            made = add_updates(layers, x_NI, [outs[k] for k in members], own[0].stacks)
+            kept.append(SavedForBackward(*made))
+            continue
+        for leg in own[0].legs:
             x_nI, mask_nI = x_NI[leg.first : leg.last], None
             a_rI, b_Or = tensors[leg.a_rI].to(x_NI.dtype), tensors[leg.b_Or].to(x_NI.dtype)
             if leg.dropout:
                 x_nI, mask_nI = dropped(x_nI, leg.dropout, leg.keys_n)
             low_nr = x_nI @ a_rI.t()
-            out_NO[leg.first : leg.last].addmm_(low_nr, b_Or.t(), alpha=leg.scale)
+            outs[members[0]][leg.first : leg.last].addmm_(low_nr, b_Or.t(), alpha=leg.scale)
             kept.append(SavedForBackward(low_nr, mask_nI))
-    if order.bias_O is not None:
-        out_NO.add_(tensors[order.bias_O])
-    return out_NO, kept
+    for order, out_NO in zip(orders, outs, strict=True):
+        if order.bias_O is not None:
+            out_NO.add_(tensors[order.bias_O])
+    return outs, kept
+
+
+def _together(orders: Sequence[Linear], x_NI: Tensor) -> list[tuple[list[int], bool]]:
+    """Return sets of layers whose updates are computed together, and whether they are grouped. Other sets have one layer."""
+    sets: dict[Hashable, list[int]] = {}
+    for number, order in enumerate(orders):
+        key: Hashable = number
+        if order.legs and order.grouped and has_kernel(x_NI.device, x_NI.dtype):
+            key = tuple((leg.first, leg.last) for leg in order.legs)
+            if any(leg.dropout for leg in order.legs):  # each layer has its own masks
+                key = (number, key)
+        sets.setdefault(key, []).append(number)
+    return [(members, not isinstance(key, int)) for key, members in sets.items()]
 
 
 def _groups(order: Linear, tensors: Tensors) -> list[AdapterGroup]:
@@ -178,44 +188,49 @@ def _groups(order: Linear, tensors: Tensors) -> list[AdapterGroup]:
     ]
 
 
-def backward_linear(
-    order: Linear,
+def backward_linears(
+    orders: Sequence[Linear],
     tensors: Tensors,
     kept: Sequence[SavedForBackward],
     x_NI: Tensor,
-    given_NO: Tensor,
+    given: Sequence[Tensor],
     grads: Gradients,
     *,
-    more_NI: Tensor | None = None,
     wanted: bool = True,
     multiply: Product = product,
 ) -> Tensor | None:
-    """Return the gradient of `x_NI` plus `more_NI`, or None if it is not `wanted`, and store the other gradients in `grads`.
+    """Return the gradient of `x_NI`, or None if it is not `wanted`, and store the other gradients in `grads`.
 
-    The tensor `more_NI` is overwritten.
+    The gradients of the outputs are given in the order of the layers.
     """
-    weight_OI = tensors[order.weight_OI]
-    dx_NI = multiply(given_NO, weight_OI.to(x_NI.dtype).t(), more_NI) if wanted else None
-    if order.grouped and takes_groups(x_NI, given_NO.shape[1], len(order.legs)):
-        learns = any(grads.wanted[leg.a_rI] or grads.wanted[leg.b_Or] for leg in order.legs)
-        made: list[Factored] = []
-        if dx_NI is not None or learns:
-            groups = _groups(order, tensors)
-            made = backward_updates(
-                groups, *kept[0], x_NI, given_NO, dx_NI, factors=learns, stacks=order.stacks
-            )
-        for leg, factors in zip(order.legs, made, strict=False):
-            for place, value in ((leg.a_rI, factors.a_rI), (leg.b_Or, factors.b_Or)):
-                if value is not None and grads.wanted[place]:
-                    grads.values[place] = value.to(tensors[place].dtype)
-    else:
-        for leg, left in zip(order.legs, kept, strict=True):
-            x_nI, given_nO = x_NI[leg.first : leg.last], given_NO[leg.first : leg.last]
-            dx_nI = None if dx_NI is None else dx_NI[leg.first : leg.last]
-            _backward_factors(leg, tensors, left, x_nI, given_nO, dx_nI, grads)
-    grads.put(order.weight_OI, weight_OI, lambda: given_NO.t() @ x_NI)
-    if order.bias_O is not None:
-        grads.put(order.bias_O, tensors[order.bias_O], lambda: given_NO.sum(0))
+    dx_NI: Tensor | None = None
+    left = iter(kept)
+    for members, grouped in _together(orders, x_NI):
+        own = [orders[k] for k in members]
+        for order, number in zip(own if wanted else (), members, strict=False):
+            dx_NI = multiply(given[number], tensors[order.weight_OI].to(x_NI.dtype).t(), dx_NI)
+        if grouped:
+            places = [place for order in own for leg in order.legs for place in (leg.a_rI, leg.b_Or)]
+            learns = any(grads.wanted[place] for place in places)
+            saved = next(left)
+            if dx_NI is not None or learns:
+                layers = [_groups(order, tensors) for order in own]
+                made = backward_updates(
+                    layers, *saved, x_NI, [given[k] for k in members], dx_NI,
+                    factors=learns, stacks=own[0].stacks,
+                )  # fmt: skip
+                for place, value in zip(places, made, strict=False):
+                    if grads.wanted[place]:
+                        grads.values[place] = value.to(tensors[place].dtype)
+            continue
+        for leg in own[0].legs:
+            rows = slice(leg.first, leg.last)
+            dx_nI = None if dx_NI is None else dx_NI[rows]
+            _backward_factors(leg, tensors, next(left), x_NI[rows], given[members[0]][rows], dx_nI, grads)
+    for order, given_NO in zip(orders, given, strict=True):
+        grads.put(order.weight_OI, tensors[order.weight_OI], partial(torch.mm, given_NO.t(), x_NI))
+        if order.bias_O is not None:
+            grads.put(order.bias_O, tensors[order.bias_O], partial(torch.sum, given_NO, 0))
     return dx_NI
 
 
@@ -264,169 +279,163 @@ class AdapterGroup(NamedTuple):
     """The dropout keys of the rows (see `dropped`)."""
 
 
-class Factored(NamedTuple):
-    """The gradients of one adapter's factors. A gradient that is not wanted is None."""
-
-    a_rI: Tensor | None
-    b_Or: Tensor | None
-
-
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether grouped products of a type are a single kernel on a device, either torch's kernel or kapelle's in Triton."""
-    return torch_has_kernel(device, dtype) or triton_has_kernel(device, dtype)
-
-
-def torch_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether torch's grouped product is a single kernel for a type on a device."""
+    """Return whether grouped products of a type are single kernels on a device that pass their test."""
     return (
-        hasattr(functional, "grouped_mm")  # since torch 2.10
-        and device.type == "cuda"
-        and torch.version.cuda is not None
-        and dtype == torch.bfloat16
-        and kernels.capability(device)[0] in ARCHITECTURES
-    )
-
-
-def triton_has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether kapelle's grouped products (`triton_products.py`) replace torch's for a type on a device and pass their test."""
-    return (
-        device.type == "cuda"
-        and torch.version.cuda is not None
-        and dtype in kernels.BOUNDS
-        and not torch_has_kernel(device, dtype)
+        kernels.runs_operations(device, dtype)
         and kernels.capability(device) >= LEAST_CAPABILITY
-        and kernels.has_triton()
-        and kernels.holds("Triton's grouped products", (device, dtype), lambda: _trial(device, dtype))
+        and kernels.holds("Triton's grouped products", (device, dtype), lambda: trial(device, dtype))
     )
 
 
-def _trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the grouped products of four groups, one of which is empty, together with separate products."""
-    from kapelle.models.fast import triton_products
-
-    ends = (3, 3, 70, 150)
-    x_NI = kernels.drawn(150, 72, seed=0, device=device, dtype=dtype)
-    w_GIO = kernels.drawn(4, 24, 72, seed=1, device=device, dtype=dtype).transpose(1, 2)
-    y_NO = kernels.drawn(150, 24, seed=2, device=device, dtype=dtype)
-    ends_G = torch.tensor(ends, dtype=torch.int32, device=device)
-    rows = [slice(first, last) for first, last in zip((0, *ends), ends, strict=False)]
-    yield (
-        triton_products.grouped(x_NI, w_GIO, ends_G),
-        torch.cat([x_NI[own] @ w_IO for own, w_IO in zip(rows, w_GIO, strict=True)]),
-    )
-    yield (
-        triton_products.grouped_outer(x_NI, y_NO, ends_G),
-        torch.stack([x_NI[own].t() @ y_NO[own] for own in rows]),
-    )
-
-
-def takes_groups(x_NI: Tensor, features_out: int, adapters: int) -> bool:
-    """Return whether the updates of this many adapters are grouped: at least `LEAST_ADAPTERS` adapters and an available kernel."""
-    if adapters < LEAST_ADAPTERS or not has_kernel(x_NI.device, x_NI.dtype):
-        return False
-    if triton_has_kernel(x_NI.device, x_NI.dtype):
-        return True
-    step = ALIGNMENT // x_NI.element_size()
-    return x_NI.shape[1] % step == 0 == features_out % step
+def trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the grouped products of three layers and four groups, one of which is empty, as kernels and plain."""
+    drawn = partial(kernels.drawn, device=device, dtype=dtype)
+    for rows in (150, 5000):
+        ends_G = torch.tensor((3, 3, 70, rows), dtype=torch.int32, device=device)
+        scale_G = torch.tensor((0.5, 1.0, 2.0, 3.0), device=device)
+        layers = [drawn(rows, width, seed=width) for width in (72, 24, 40)]
+        weight_GKM, low_NK = drawn(4, 136, 8, seed=1), drawn(rows, 24, seed=2)
+        for xs, weight in ((layers, weight_GKM), (layers[:1], weight_GKM[:, :72])):
+            yield GROUPED(xs, weight, scale_G, ends_G), _plain_grouped(xs, weight, scale_G, ends_G)
+            outs = [[x_NI.clone() for x_NI in xs] for _ in range(2)]
+            narrow_NK = low_NK[:, : 8 * len(xs)]
+            ADD_GROUPED(outs[0], narrow_NK, weight.transpose(1, 2), ends_G)
+            _plain_add_grouped(outs[1], narrow_NK, weight.transpose(1, 2), ends_G)
+            yield from zip(*outs, strict=True)
+            given = xs, narrow_NK, ends_G, torch.float32
+            yield GROUPED_OUTER(*given), _plain_grouped_outer(*given)
 
 
-class _Division(NamedTuple):
-    """The division of the rows of a pass among groups."""
-
-    ends_G: Tensor
-    """The row after the last row of each group, as int32."""
-    each: int
-    """The number of rows of every group if all groups have the same number of rows; otherwise 0."""
+def _rows_of(ends_G: Tensor) -> list[slice]:
+    ends = ends_G.tolist()
+    return [slice(first, last) for first, last in zip((0, *ends), ends, strict=False)]
 
 
-def _grouped(x_NI: Tensor, weight_GIO: Tensor, division: _Division) -> Tensor:
-    """Return the product of each group's rows and the group's own weight, of shape (N, O)."""
-    if division.each:
-        return torch.bmm(x_NI.unflatten(0, (-1, division.each)), weight_GIO).flatten(0, 1)
-    ends_G = division.ends_G
-    if triton_has_kernel(x_NI.device, x_NI.dtype):
-        from kapelle.models.fast import triton_products
-
-        return triton_products.grouped(x_NI, weight_GIO, ends_G)
-    return functional.grouped_mm(_aligned(x_NI), weight_GIO, offs=ends_G)
-
-
-def _add_grouped(sum_NO: Tensor, x_NI: Tensor, weight_GIO: Tensor, division: _Division) -> None:
-    """Add the product of each group's rows and the group's own weight to `sum_NO`."""
-    if division.each:
-        own = (-1, division.each)
-        sum_NO.unflatten(0, own).baddbmm_(x_NI.unflatten(0, own), weight_GIO)
-    else:
-        sum_NO.add_(_grouped(x_NI, weight_GIO, division))
+def _plain_grouped(
+    xs: Sequence[Tensor], weight_GKM: Tensor, scale_G: Tensor | None, ends_G: Tensor
+) -> Tensor:
+    out_NM = xs[0].new_empty(len(xs[0]), len(xs) * weight_GKM.shape[2])
+    weights = weight_GKM.split([x_NK.shape[1] for x_NK in xs], 1)
+    for group, rows in enumerate(_rows_of(ends_G)):
+        for x_NK, own_GKM, own_NM in zip(xs, weights, out_NM.chunk(len(xs), 1), strict=True):
+            own_NM[rows] = x_NK[rows] @ own_GKM[group]
+        if scale_G is not None:
+            out_NM[rows] *= scale_G[group]
+    return out_NM
 
 
-def _grouped_outer(left_NI: Tensor, right_NO: Tensor, division: _Division) -> Tensor:
-    """Return the sum of the outer products of each group, of shape (G, I, O)."""
-    if division.each:
-        own = (-1, division.each)
-        return torch.bmm(left_NI.unflatten(0, own).transpose(1, 2), right_NO.unflatten(0, own))
-    ends_G = division.ends_G
-    if triton_has_kernel(left_NI.device, left_NI.dtype):
-        from kapelle.models.fast import triton_products
+def _plain_add_grouped(outs: Sequence[Tensor], x_NK: Tensor, weight_GKM: Tensor, ends_G: Tensor) -> None:
+    weights = weight_GKM.split([out_NM.shape[1] for out_NM in outs], 2)
+    for group, rows in enumerate(_rows_of(ends_G)):
+        for out_NM, own_NK, own_GKM in zip(outs, x_NK.chunk(len(outs), 1), weights, strict=True):
+            out_NM[rows].addmm_(own_NK[rows], own_GKM[group])
 
-        return triton_products.grouped_outer(left_NI, right_NO, ends_G)
-    return functional.grouped_mm(_aligned(left_NI).t(), _aligned(right_NO), offs=ends_G)
+
+def _plain_grouped_outer(
+    lefts: Sequence[Tensor], right_NQ: Tensor, ends_G: Tensor, dtype: torch.dtype
+) -> Tensor:
+    rights = right_NQ.chunk(len(lefts), 1)
+    return torch.stack(
+        [
+            torch.cat([left[rows].t() @ right[rows] for left, right in zip(lefts, rights, strict=True)])
+            for rows in _rows_of(ends_G)
+        ]
+    ).to(dtype)
+
+
+# The arguments are those of the functions of triton_products.py.
+_operation = partial(kernels.operation, module="kapelle.models.fast.triton_products")
+GROUPED = _operation(
+    "grouped(Tensor[] xs, Tensor weight, Tensor? scale, Tensor ends) -> Tensor", _plain_grouped
+)
+ADD_GROUPED = _operation(
+    "add_grouped(Tensor(a!)[] outs, Tensor x, Tensor weight, Tensor ends) -> ()", _plain_add_grouped
+)
+GROUPED_OUTER = _operation(
+    "grouped_outer(Tensor[] lefts, Tensor right, Tensor ends, ScalarType dtype) -> Tensor",
+    _plain_grouped_outer,
+)
+
+
+Layers = Sequence[Sequence[AdapterGroup]]
+"""The groups of rows of each layer. All layers have the same groups of rows."""
 
 
 def add_updates(
-    groups: Sequence[AdapterGroup], x_NI: Tensor, out_NO: Tensor, stacks: StoredStacks | None = None
+    layers: Layers, x_NI: Tensor, outs: Sequence[Tensor], stacks: StoredStacks | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Add the update of every group to `out_NO`, and return A·x of shape (N, r) and the dropout mask (None without dropout)."""
-    stack, division = (stacks or StoredStacks()).of(groups, x_NI)
-    mask_NI = None
+    """Add the update of every group to the output of every layer.
+
+    Return the scaled A·x of all layers, of shape (N, r), and the dropout mask (None without dropout).
+    """
+    stack, ends_G = (stacks or StoredStacks()).of(layers, x_NI)
+    mask_NI, groups = None, layers[0]
     if any(group.dropout for group in groups):
         x_NI, mask_NI = x_NI.clone(), torch.ones_like(x_NI, dtype=torch.bool)
         for group in groups:  # masks are drawn in the groups' order
             if group.dropout:
                 rows = slice(group.first, group.last)
                 x_NI[rows], mask_NI[rows] = dropped(x_NI[rows], group.dropout, group.keys_n)
-    low_Nr = _grouped(x_NI, stack.down_GrI.transpose(1, 2), division)
-    _add_grouped(out_NO, low_Nr, stack.up_GOr.transpose(1, 2), division)
+    low_Nr: Tensor = GROUPED([x_NI], stack.down_GrI.transpose(1, 2), stack.scale_G, ends_G)
+    ADD_GROUPED(outs, low_Nr, stack.up_GOr.transpose(1, 2), ends_G)
     return low_Nr, mask_NI
 
 
 def backward_updates(
-    groups: Sequence[AdapterGroup],
+    layers: Layers,
     low_Nr: Tensor,
     mask_NI: Tensor | None,
     x_NI: Tensor,
-    given_NO: Tensor,
+    given: Sequence[Tensor],
     dx_NI: Tensor | None,
     *,
     factors: bool,
     stacks: StoredStacks | None = None,
-) -> list[Factored]:
-    """Add the contribution of the updates to `dx_NI`, and return the gradients of each group's factors if `factors` is True."""
-    stack, division = (stacks or StoredStacks()).of(groups, x_NI)
-    given_Nr = _grouped(given_NO, stack.up_GOr, division)
+) -> list[Tensor]:
+    """Add the contribution of the updates to `dx_NI`, and return the gradients of factors if `factors` is True.
+
+    The gradients are those of A and B of each group of each layer.
+    """
+    stack, ends_G = (stacks or StoredStacks()).of(layers, x_NI)
+    given_Nr = GROUPED(given, stack.up_GOr, stack.scale_G, ends_G)
     if dx_NI is not None and mask_NI is None:
-        _add_grouped(dx_NI, given_Nr, stack.down_GrI, division)
+        ADD_GROUPED([dx_NI], given_Nr, stack.down_GrI, ends_G)
     elif dx_NI is not None and mask_NI is not None:
-        dx_NI.add_(_through(groups, _grouped(given_Nr, stack.down_GrI, division), mask_NI))
+        dx_NI.add_(_through(layers[0], GROUPED([given_Nr], stack.down_GrI, None, ends_G), mask_NI))
     if not factors:
-        return [Factored(None, None) for _ in groups]
+        return []
     if mask_NI is not None:
-        x_NI = _through(groups, x_NI, mask_NI)
-    da_GrI = _grouped_outer(given_Nr, x_NI, division).to(groups[0].a_rI.dtype)
-    db_GOr = _grouped_outer(given_NO, low_Nr, division).to(groups[0].b_Or.dtype)
-    ranks = [len(group.a_rI) for group in groups]
-    db = _scaled(groups, [db_GOr[place, :, :rank] for place, rank in zip(stack.places, ranks, strict=True)])
-    return [
-        Factored(da_GrI[place, :rank], db_Or)
-        for place, rank, db_Or in zip(stack.places, ranks, db, strict=True)
-    ]
+        x_NI = _through(layers[0], x_NI, mask_NI)
+    kind = layers[0][0].a_rI.dtype
+    da_GrI = GROUPED_OUTER([given_Nr], x_NI, ends_G, kind)
+    db_GOr = GROUPED_OUTER(given, low_Nr, ends_G, kind)
+    return _parts(layers, stack.places, da_GrI, db_GOr)
+
+
+def _parts(layers: Layers, places: Sequence[int], down_GrI: Tensor, up_GOr: Tensor) -> list[Tensor]:
+    """Return views of the factors A and B of each group of each layer in a stack, given the groups' places in it."""
+    rank, first = up_GOr.shape[2], 0
+    parts = []
+    for number, groups in enumerate(layers):
+        last = first + len(groups[0].b_Or)
+        for place, group in zip(places, groups, strict=True):
+            own = len(group.a_rI)
+            parts.append(down_GrI[place, number * rank : number * rank + own])
+            parts.append(up_GOr[place, first:last, :own])
+        first = last
+    return parts
 
 
 class _Stack(NamedTuple):
-    """The factors of all groups in one type. The factors B are multiplied by the scale."""
+    """The factors of all groups of layers in one type."""
 
     down_GrI: Tensor
+    """The factors A. The factors of layers follow each other."""
     up_GOr: Tensor
+    """The factors B. The outputs of layers follow each other."""
+    scale_G: Tensor
+    """The scale of each group as float32."""
     places: tuple[int, ...]
     """The index of each given group in the stack, which also has groups of zeros for rows without an adapter."""
     sources: tuple[Tensor, ...]
@@ -452,11 +461,11 @@ class StoredStacks:
         self._recorded: deque[_Stack] = deque(maxlen=STACKS)
         """The stacks that CUDA graphs read without keeping references to them."""
 
-    def of(self, groups: Sequence[AdapterGroup], x_NI: Tensor) -> tuple[_Stack, _Division]:
-        """Return the stack in the type of `x_NI`, and the division of rows among the groups of the stack."""
+    def of(self, layers: Layers, x_NI: Tensor) -> tuple[_Stack, Tensor]:
+        """Return the stack in the type of `x_NI`, and the row after the last row of each of its groups."""
         order: list[int | None] = []  # of given groups; None is a group of zeros
         ends = [0]
-        for number, group in enumerate(groups):
+        for number, group in enumerate(layers[0]):
             if group.first > ends[-1]:
                 order.append(None)
                 ends.append(group.first)
@@ -465,23 +474,26 @@ class StoredStacks:
         if len(x_NI) > ends[-1]:
             order.append(None)
             ends.append(len(x_NI))
-        each = ends[1] if ends == list(range(0, ends[-1] + 1, ends[1])) else 0
-        return self._stack(groups, order, x_NI.dtype), _Division(_ends(tuple(ends[1:]), x_NI.device), each)
+        ends_G = _on_device(tuple(ends[1:]), torch.int32, x_NI.device)
+        return self._stack(layers, order, x_NI.dtype), ends_G
 
-    def _stack(
-        self, groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype
-    ) -> _Stack:
-        factors = [tensor for group in groups for tensor in (group.a_rI, group.b_Or)]
+    def _stack(self, layers: Layers, order: Sequence[int | None], dtype: torch.dtype) -> _Stack:
+        factors = [tensor for groups in layers for group in groups for tensor in (group.a_rI, group.b_Or)]
         if any(tensor.is_inference() for tensor in factors):  # inference tensors have no version
-            return stacked(groups, order, dtype)
+            return stacked(layers, order, dtype)
         if self._steps != StoredStacks.steps:
             self._kept.clear()
             self._steps = StoredStacks.steps
-        readers = (dtype, *order, *(t.data_ptr() for t in factors), *(group.scale for group in groups))
+        readers = (
+            dtype,
+            *order,
+            *(t.data_ptr() for t in factors),
+            *(group.scale for group in layers[0]),
+        )
         versions = [tensor._version for tensor in factors]  # noqa: SLF001 — it has no public name
         made_of, stack = self._kept.pop(readers, ([], None))
         if stack is None or made_of != versions:
-            stack = stacked(groups, order, dtype)
+            stack = stacked(layers, order, dtype)
             while len(self._kept) >= STACKS:
                 del self._kept[next(iter(self._kept))]
         self._kept[readers] = versions, stack
@@ -497,52 +509,31 @@ def _count_step(*_: object) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-def stacked(groups: Sequence[AdapterGroup], order: Sequence[int | None], dtype: torch.dtype) -> _Stack:
+def stacked(layers: Layers, order: Sequence[int | None], dtype: torch.dtype) -> _Stack:
     """Return the factors of the adapters, padded to one rank and joined, for groups in this order."""
+    first = layers[0][0].a_rI
     # Training also uses the stacks of sampling.
     with torch.inference_mode(mode=False), torch.no_grad():
         step = ALIGNMENT // dtype.itemsize
-        rank = -(-max(len(group.a_rI) for group in groups) // step) * step
-        scaled = _scaled(groups, [group.b_Or for group in groups])
-        downs: list[Tensor] = []
-        ups: list[Tensor] = []
-        for number in order:
-            if number is None:
-                downs.append(groups[0].a_rI.new_zeros(rank, groups[0].a_rI.shape[1]))
-                ups.append(groups[0].b_Or.new_zeros(len(groups[0].b_Or), rank))
-            else:
-                a_rI, b_Or = groups[number].a_rI, scaled[number]
-                more = rank - len(a_rI)
-                downs.append(pad(a_rI, (0, 0, 0, more)) if more else a_rI)
-                ups.append(pad(b_Or, (0, more)) if more else b_Or)
-        return _Stack(
-            torch.stack(downs).to(dtype),
-            torch.stack(ups).to(dtype),
-            tuple(place for place, number in enumerate(order) if number is not None),
-            tuple(tensor.detach() for group in groups for tensor in (group.a_rI, group.b_Or)),
+        ranks = {len(group.a_rI) for groups in layers for group in groups}
+        rank = -(-max(ranks) // step) * step
+        new = first.new_empty if ranks == {rank} and None not in order else first.new_zeros
+        down_GrI = new(len(order), len(layers) * rank, first.shape[1], dtype=dtype)
+        up_GOr = new(len(order), sum(len(groups[0].b_Or) for groups in layers), rank, dtype=dtype)
+        places = tuple(place for place, number in enumerate(order) if number is not None)
+        sources = tuple(
+            tensor.detach() for groups in layers for group in groups for tensor in (group.a_rI, group.b_Or)
         )
-
-
-def _scaled(groups: Sequence[AdapterGroup], tensors: list[Tensor]) -> Sequence[Tensor]:
-    """Return the tensor of each group times the group's scale, computed in one kernel."""
-    return torch._foreach_mul(tensors, [group.scale for group in groups])  # noqa: SLF001 — it has no public name
+        torch._foreach_copy_(_parts(layers, places, down_GrI, up_GOr), sources)
+        scales = tuple(0.0 if number is None else layers[0][number].scale for number in order)
+        return _Stack(down_GrI, up_GOr, _on_device(scales, torch.float32, first.device), places, sources)
 
 
 @lru_cache(maxsize=64)
-def _ends(ends: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the row after the last row of each group as a tensor.
-
-    The tensor is cached, because copying it for every layer would synchronise with the GPU.
-    """
+def _on_device(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor, which is cached, because copying it for every layer would synchronise with the GPU."""
     with torch.inference_mode(mode=False):  # training also uses the tensors of sampling
-        return torch.tensor(ends, dtype=torch.int32, device=device)
-
-
-def _aligned(x_NI: Tensor) -> Tensor:
-    """Return rows with the alignment that the kernel needs."""
-    step = ALIGNMENT // x_NI.element_size()
-    fits = x_NI.stride(1) == 1 and x_NI.stride(0) % step == 0 == x_NI.storage_offset() % step
-    return x_NI if fits else x_NI.clone(memory_format=torch.contiguous_format)
+        return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def _through(groups: Sequence[AdapterGroup], x_NI: Tensor, mask_NI: Tensor) -> Tensor:

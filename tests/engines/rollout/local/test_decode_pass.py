@@ -15,11 +15,10 @@ from tests.support.families import build, tokenizer
 from tests.support.tape import TapeRecorder
 from tests.support.tiny import LORA, stir, tiny_model
 
-from kapelle.engines.rollout.local import decode_strategies
+from kapelle.engines.rollout.local import decode_pass, decode_strategies
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import FlatRows, Job, PagedRows, Rows
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, nowhere
-from kapelle.models.fast import kernels
 from kapelle.models.fast.kv_cache import BLOCK, Prefixes
 from kapelle.models.language_model import LanguageModel
 from kapelle.team import Lora
@@ -31,7 +30,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_tex
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU decodes like a GPU."""
-    monkeypatch.setattr(kernels, "own_kernels", lambda _device: True)
+    monkeypatch.setattr(decode_pass, "runs_operations", lambda _device, _dtype: True)
     monkeypatch.setattr(decode_strategies, "keeps_rounded", lambda model: model.dtype != torch.float32)
 
 

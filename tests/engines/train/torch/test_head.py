@@ -28,7 +28,7 @@ def said(entropy: large_head.Entropy) -> tuple[TokenStatistics, Tensor]:
     model = tiny_model()
     generator = torch.Generator().manual_seed(0)
     hidden_KD = torch.randn(len(batch.source_K), model.hidden_size, generator=generator, requires_grad=True)
-    return large_head.token_statistics(model, hidden_KD, batch, batch.parts["a"], entropy), hidden_KD
+    return large_head.token_statistics(model, hidden_KD, batch, batch.parts["a"].place, entropy), hidden_KD
 
 
 @pytest.mark.parametrize("budget", [1 << 24, 1])

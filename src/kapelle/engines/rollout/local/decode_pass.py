@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kapelle.models.fast import kernels
 from kapelle.models.fast.decode_ops import LayerKind, agree, ops
 from kapelle.models.fast.flat import FlatModel
+from kapelle.models.fast.kernels import runs_operations
 from kapelle.models.fast.paged_cache import COUNT, LIVE, PREFIX, PagedCache, RowTable
 from kapelle.models.language_model import LanguageModel
 from kapelle.models.lora_bank import BankedLinear
@@ -225,7 +225,7 @@ class DecodePass:
             gate, up, down = (_base(each) for each in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
             inner_SF = made(gate.weight.shape[0], kind=dtype)
             of_both = (None,) * 2 if of_gates is None else of_gates.up_GrO
-            own.gate(
+            own.join_gates(
                 _times(h_SD, gate), _times(h_SD, up), rows_SW, gate.bias, up.bias, low_Sq, *of_both, family.gelu,
                 out_SF=inner_SF,
             )  # fmt: skip
@@ -245,7 +245,12 @@ def decode_pass_of(model: LanguageModel, adapters: int) -> DecodePass | None:
     The pass has memory for at least this number of adapters, and for more when they are needed.
     """
     flat = model.flat
-    if flat is None or not flat.kernels or not kernels.own_kernels(model.device) or model.sharded_pass:
+    if (
+        flat is None
+        or not flat.kernels
+        or not runs_operations(model.device, model.dtype)
+        or model.sharded_pass
+    ):
         return None
     linears = [_base(layer) for group in _groups(flat) for layer in group]
     if (

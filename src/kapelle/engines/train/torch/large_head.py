@@ -13,6 +13,8 @@ The computation is attention of h to the rows of W and, as in arXiv:2205.14135, 
 running maximum. The target is excluded from the sums: the gradient of a nearly certain token is a small number, which
 must not be computed as the difference of two large numbers in half precision.
 
+On CUDA, one kernel computes what lies between the two products of a piece (`fold`).
+
 The gradient of a trained head is a sum over tokens, each scaled by the loss, so computing it requires the loss. For a
 trained head, the backward pass therefore recomputes the logits of each piece, and the forward pass computes no
 gradient.
@@ -23,7 +25,7 @@ vocabulary entries of one piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -34,8 +36,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from kapelle.engines.train.batch import AllowedTargets, Batch, MicroBatch
+from kapelle.engines.train.batch import AllowedTargets, Batch
 from kapelle.functional.divergences import TokenStatistics, entropy_from_logits, token_logprobs
+from kapelle.models.fast import kernels
 from kapelle.models.language_model import LanguageModel, OutputHead
 from kapelle.models.lora_bank import computes_in
 
@@ -63,13 +66,12 @@ class Entropy(Enum):
 
 
 def token_statistics(
-    model: LanguageModel, hidden_KD: Tensor, batch: Batch, part: MicroBatch, entropy: Entropy
+    model: LanguageModel, hidden_KD: Tensor, batch: Batch, here: slice, entropy: Entropy
 ) -> TokenStatistics:
-    """Return the log-probs of a part's target tokens under the tempered distributions, and the entropies.
+    """Return the log-probs of some target tokens under the tempered distributions, and the entropies.
 
     If entropies are left out, zeros are returned in their place.
     """
-    here = part.place
     columns = (hidden_KD[here], batch.token_K[here], batch.temperature_K[here])
     allowed = None if batch.allowed is None else batch.allowed.among(here)
     head = model.head
@@ -169,8 +171,11 @@ class _Problem:
         """The type in which sums are computed, which is at least float32."""
         return torch.promote_types(self.hidden_KD.dtype, torch.float32)
 
-    def pieces(self) -> Iterator[_Piece]:
-        """Yield all pieces. The outer loop is over vocabulary entries, so that each weight is read and converted once."""
+    def products(self) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+        """Yield the products of hidden states and weights, before the temperature, with their rows, entries and weights.
+
+        The outer loop is over vocabulary entries, so that each weight is read and converted once.
+        """
         tokens, vocabulary = len(self.token_K), len(self.head.weight_VD)
         cpu = self.hidden_KD.device.type == "cpu"
         rows = max(1, min(ROWS if cpu else DEVICE_ROWS, tokens))
@@ -182,15 +187,20 @@ class _Problem:
             bias_C = None if self.head.bias_V is None else self.head.bias_V[chosen].to(self.hidden_KD.dtype)
             for start in range(0, tokens, rows):
                 some = slice(start, start + rows)
-                logits_KC = self.head.finish(linear(self.hidden_KD[some], weight_CD, bias_C))
-                slope_KC = self.head.slope(logits_KC)
-                logits_KC.div_(self.temperature_K[some, None])
-                if self.allowed is not None:
-                    self.allowed.cut(logits_KC, first, some)
-                place_K1 = self.token_K[some, None] - first
-                here_K1 = (place_K1 >= 0) & (place_K1 < len(weight_CD))
-                target_K1 = place_K1.clamp_(0, len(weight_CD) - 1)
-                yield _Piece(some, chosen, weight_CD, logits_KC, slope_KC, target_K1, here_K1)
+                yield some, chosen, weight_CD, linear(self.hidden_KD[some], weight_CD, bias_C)
+
+    def pieces(self) -> Iterator[_Piece]:
+        """Yield all pieces."""
+        for some, chosen, weight_CD, product_KC in self.products():
+            logits_KC = self.head.finish(product_KC)
+            slope_KC = self.head.slope(logits_KC)
+            logits_KC.div_(self.temperature_K[some, None])
+            if self.allowed is not None:
+                self.allowed.cut(logits_KC, chosen.start, some)
+            place_K1 = self.token_K[some, None] - chosen.start
+            here_K1 = (place_K1 >= 0) & (place_K1 < len(weight_CD))
+            target_K1 = place_K1.clamp_(0, len(weight_CD) - 1)
+            yield _Piece(some, chosen, weight_CD, logits_KC, slope_KC, target_K1, here_K1)
 
 
 class _Sums:
@@ -212,6 +222,25 @@ class _Sums:
         """The sum Σ exp(l_v − peak) (l_v − peak) w_v, in units of scale / temperature."""
         self.own_slope_K = new(count, dtype=dtype).fill_(1.0)
         """The derivative of the soft cap at the target."""
+
+    def add_all(self, problem: _Problem) -> None:
+        """Add all pieces, each by one kernel between two products if the head has no soft cap."""
+        if self._wanted.entropy_gradient or problem.head.softcap is not None or not _folds(problem.hidden_KD):
+            for piece in problem.pieces():
+                self.add(piece)
+            return
+        for rows, entries, weight_CD, product_KC in problem.products():
+            if problem.allowed is not None:
+                problem.allowed.cut(product_KC, entries.start, rows)
+            sums = [each[rows] for each in (self.peak_K, self.target_K, self.others_K, self.moment_K)]
+            shrink_K = torch.empty_like(sums[0])
+            FOLD(
+                product_KC, problem.temperature_K[rows], problem.token_K[rows], entries.start, problem.head.scale,
+                sums, shrink_K, self._wanted.entropy,
+            )  # fmt: skip
+            if self._wanted.gradient:
+                pull_KD = self.pull_KD[rows].mul_(shrink_K[:, None])
+                _add_product(pull_KD, product_KC, weight_CD)
 
     def add(self, piece: _Piece) -> None:
         """Add a piece to the sums. The logits of the piece are overwritten."""
@@ -266,6 +295,77 @@ def _add_product(sum_AB: Tensor, left_AC: Tensor, right_CB: Tensor, *, overwrite
         sum_AB.copy_(left_AC @ right_CB)
     else:
         sum_AB += left_AC @ right_CB
+
+
+def _plain_fold(
+    product_KC: Tensor,
+    temperature_K: Tensor,
+    token_K: Tensor,
+    first: int,
+    scale: float,
+    sums: Sequence[Tensor],
+    shrink_K: Tensor,
+    entropy: bool,
+) -> None:
+    """Replace the products of a piece by exp(logit − peak), which is 0 for the target, and add the piece to the sums.
+
+    The sums are those of `_Sums`: peak, target, others and moment. The factor by which the peak has scaled earlier sums
+    is written to `shrink_K`.
+    """
+    peak_K, target_K, others_K, moment_K = sums
+    logits_KC = product_KC.float().mul_(scale).div_(temperature_K[:, None])
+    place_K = token_K - first
+    row_k = ((place_K >= 0) & (place_K < logits_KC.shape[1])).nonzero()[:, 0]
+    target_K[row_k] = logits_KC[row_k, place_K[row_k]]
+    before_K = peak_K.clone()
+    torch.maximum(before_K, logits_KC.amax(dim=-1), out=peak_K)
+    fall_K = before_K - peak_K
+    torch.exp(fall_K, out=shrink_K)
+    below_KC = logits_KC.sub_(peak_K[:, None])
+    share_KC = below_KC.exp()
+    share_KC[row_k, place_K[row_k]] = 0.0
+    if entropy:
+        moment_K.addcmul_(fall_K, others_K).mul_(shrink_K)
+        moment_K.add_(below_KC.clamp_(min=FORBIDDEN).mul_(share_KC).sum(dim=-1))
+    others_K.mul_(shrink_K).add_(share_KC.sum(dim=-1))
+    product_KC.copy_(share_KC)
+
+
+FOLD = kernels.operation(
+    "fold(Tensor(a!) product, Tensor temperature, Tensor token, int first, float scale, Tensor(b!)[] sums, "
+    "Tensor(c!) shrink, bool entropy) -> ()",
+    _plain_fold,
+    "kapelle.models.fast.layer_kernels",
+)
+
+
+def _folds(hidden_KD: Tensor) -> bool:
+    """Return whether one kernel computes what lies between the two products of a piece here, and passes its test."""
+    device, dtype = hidden_KD.device, hidden_KD.dtype
+    return kernels.runs_operations(device, dtype) and kernels.holds(
+        "Triton's softmax of an output head", (device, dtype), lambda: trial(device, dtype)
+    )
+
+
+def trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the sums over two pieces of a vocabulary, as a kernel and plain, one of them with forbidden entries."""
+    token_K = torch.arange(37, device=device) * 150
+    temperature_K = torch.linspace(0.5, 1.5, 37, device=device)
+    found: list[list[Tensor]] = []
+    for operation in (FOLD, _plain_fold):
+        sums = [*torch.zeros(4, 37, device=device)]
+        sums[0].fill_(-1e30)
+        found.append([*sums])
+        for number, entropy in enumerate((False, True)):
+            product_KC = kernels.drawn(37, 2500, seed=number, device=device, dtype=dtype)
+            if entropy:
+                product_KC[:, ::3] = -torch.inf
+            shrink_K = torch.zeros(37, device=device)
+            operation(product_KC, temperature_K, token_K, 2500 * number, 0.5, sums, shrink_K, entropy)
+            found[-1] += (product_KC, shrink_K)
+    for one, other in zip(*found, strict=True):
+        finite = other.isfinite()  # the logits of forbidden targets are not
+        yield one.where(finite, 0), other.where(finite, 0)
 
 
 class _Results(NamedTuple):
@@ -332,8 +432,7 @@ class _Pieces(torch.autograd.Function):
         with torch.autocast(hidden_KD.device.type, enabled=False):
             problem = _Problem(head, hidden_KD.to(ctx.compute), *targets, allowed)
             sums = _Sums(problem, wanted)
-            for piece in problem.pieces():
-                sums.add(piece)
+            sums.add_all(problem)
             results = _results(problem, sums, wanted)
         if ctx.head_learns:
             ctx.save_for_backward(
