@@ -297,14 +297,14 @@ def trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Te
         layers = [drawn(rows, width, seed=width) for width in (72, 24, 40)]
         weight_GKM, low_NK = drawn(4, 136, 8, seed=1), drawn(rows, 24, seed=2)
         for xs, weight in ((layers, weight_GKM), (layers[:1], weight_GKM[:, :72])):
-            yield GROUPED(xs, weight, scale_G, ends_G), _plain_grouped(xs, weight, scale_G, ends_G)
-            outs = [[x_NI.clone() for x_NI in xs] for _ in range(2)]
             narrow_NK = low_NK[:, : 8 * len(xs)]
-            ADD_GROUPED(outs[0], narrow_NK, weight.transpose(1, 2), ends_G)
-            _plain_add_grouped(outs[1], narrow_NK, weight.transpose(1, 2), ends_G)
-            yield from zip(*outs, strict=True)
             given = xs, narrow_NK, ends_G, torch.float32
             yield GROUPED_OUTER(*given), _plain_grouped_outer(*given)
+            yield GROUPED(xs, weight, scale_G, ends_G), _plain_grouped(xs, weight, scale_G, ends_G)
+            outs = [[x_NI.clone() for x_NI in xs] for _ in range(2)]
+            for add, own in zip((ADD_GROUPED, _plain_add_grouped), outs, strict=True):
+                add(own, narrow_NK, weight.transpose(1, 2), ends_G)
+            yield from zip(*outs, strict=True)
 
 
 def _rows_of(ends_G: Tensor) -> list[slice]:
