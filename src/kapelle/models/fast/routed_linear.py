@@ -288,10 +288,15 @@ def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
-def trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the grouped products of three layers and four groups, one of which is empty, as kernels and plain."""
+def trial(
+    device: torch.device, dtype: torch.dtype, sizes: Sequence[int] = (150, 5000)
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the grouped products of three layers and four groups, one of which is empty, as kernels and plain.
+
+    The sizes are numbers of rows.
+    """
     drawn = partial(kernels.drawn, device=device, dtype=dtype)
-    for rows in (150, 5000):
+    for rows in sizes:
         ends_G = torch.tensor((3, 3, 70, rows), dtype=torch.int32, device=device)
         scale_G = torch.tensor((0.5, 1.0, 2.0, 3.0), device=device)
         layers = [drawn(rows, width, seed=width) for width in (72, 24, 40)]
