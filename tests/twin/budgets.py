@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu_work import SHAPES, conversations, decoding, drawn, lengths, names, ours, sampler
 from tests.engines.test_on_a_gpu import model_on_device
 from tests.support.episodes import TASK
-from tests.support.tiny import LORA, draw_samples, lora_policies, train_engine, with_behaviour
+from tests.support.tiny import LORA, SIZE, draw_samples, lora_policies, train_engine, with_behaviour
 from tests.twin.cuda import Counts, counted
 
 from kapelle.algorithms.grpo import GRPO
@@ -101,6 +101,16 @@ def test_an_update_of_one_pass_costs_the_same_for_any_number_of_samples_and_toke
     assert many["waits"] + many["down"] <= 2  # what the passes added up, and what became of all steps
     assert many["up"] <= 1  # the batch
     assert not many.keys() & {"across", "refused"}
+
+
+def test_a_layer_of_an_update_launches_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, with two adapters of all linear layers, and their factors in the compute type."""
+    monkeypatch.setitem(globals(), "LORA", replace(LORA, rank=8))  # smaller ranks are padded
+    counts = []
+    for layers in (2, 3):
+        monkeypatch.setitem(SIZE, "layers", layers)
+        counts.append(update(16, 32)["launches"])
+    assert counts[1] - counts[0] <= 60
 
 
 def test_dropout_costs_one_more_copy_to_the_device() -> None:

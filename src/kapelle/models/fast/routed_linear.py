@@ -288,23 +288,28 @@ def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
-def trial(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the grouped products of three layers and four groups, one of which is empty, as kernels and plain."""
+def trial(
+    device: torch.device, dtype: torch.dtype, sizes: Sequence[int] = (150, 5000)
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the grouped products of three layers and four groups, one of which is empty, as kernels and plain.
+
+    The sizes are numbers of rows.
+    """
     drawn = partial(kernels.drawn, device=device, dtype=dtype)
-    for rows in (150, 5000):
+    for rows in sizes:
         ends_G = torch.tensor((3, 3, 70, rows), dtype=torch.int32, device=device)
         scale_G = torch.tensor((0.5, 1.0, 2.0, 3.0), device=device)
         layers = [drawn(rows, width, seed=width) for width in (72, 24, 40)]
         weight_GKM, low_NK = drawn(4, 136, 8, seed=1), drawn(rows, 24, seed=2)
         for xs, weight in ((layers, weight_GKM), (layers[:1], weight_GKM[:, :72])):
-            yield GROUPED(xs, weight, scale_G, ends_G), _plain_grouped(xs, weight, scale_G, ends_G)
-            outs = [[x_NI.clone() for x_NI in xs] for _ in range(2)]
             narrow_NK = low_NK[:, : 8 * len(xs)]
-            ADD_GROUPED(outs[0], narrow_NK, weight.transpose(1, 2), ends_G)
-            _plain_add_grouped(outs[1], narrow_NK, weight.transpose(1, 2), ends_G)
-            yield from zip(*outs, strict=True)
             given = xs, narrow_NK, ends_G, torch.float32
             yield GROUPED_OUTER(*given), _plain_grouped_outer(*given)
+            yield GROUPED(xs, weight, scale_G, ends_G), _plain_grouped(xs, weight, scale_G, ends_G)
+            outs = [[x_NI.clone() for x_NI in xs] for _ in range(2)]
+            for add, own in zip((ADD_GROUPED, _plain_add_grouped), outs, strict=True):
+                add(own, narrow_NK, weight.transpose(1, 2), ends_G)
+            yield from zip(*outs, strict=True)
 
 
 def _rows_of(ends_G: Tensor) -> list[slice]:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from kapelle.algorithm import Outputs
 from kapelle.engines.rollout.protocol import WritingRenderer
@@ -351,9 +352,27 @@ class TorchTrainEngine(TrainEngine, Examines, CountsTokens):
                 if self.forward.anchor is not None:
                     losses.append(self.forward.anchor)
                 if losses:
-                    torch.autograd.backward(losses)
+                    self._add_gradients(losses)
         sums.read()
         return sums
+
+    def _add_gradients(self, losses: Sequence[Tensor]) -> None:
+        """Run the backward pass of losses. On a GPU, few kernels add all gradients of adapters to those of earlier passes."""
+        earlier = [
+            (parameter, parameter.grad)
+            for name, learner in self.learners.items()
+            if self.placements[name].adapter is not None
+            for parameter in learner.parameters.values()
+            if parameter.is_cuda and parameter.grad is not None and not isinstance(parameter, DTensor)
+        ]
+        for parameter, _ in earlier:
+            parameter.grad = None
+        torch.autograd.backward(losses)
+        both = [(total, parameter.grad) for parameter, total in earlier if parameter.grad is not None]
+        if both:
+            torch._foreach_add_(*map(list, zip(*both, strict=True)))
+        for parameter, total in earlier:
+            parameter.grad = total
 
     def check_parity(
         self, samples: Sequence[Sample], weights: Mapping[str, Mapping[str, Tensor]] | None = None
