@@ -63,6 +63,8 @@ class TestRedraw:
         often = first_step(16, redraw=6)
         shares = [step.metrics["dead_groups"] for step in (without, once, often)]
         assert shares[0] > shares[1] >= shares[2] == 0.0
+        seeds = [one.seed for group in often.groups for one in group.episodes]
+        assert len(set(seeds)) == len(seeds), "what is redrawn is sampled with noise of its own"
 
     def test_they_end_where_nothing_can_vary(self) -> None:
         # No one adds up numbers by noise.

@@ -258,6 +258,66 @@ def test_small_games_are_measured_exactly(each: str) -> None:
                 assert pool.payoffs["first", one, other] == pytest.approx(-pool.payoffs["second", other, one])
 
 
+LETTERS = {
+    "environment": {"name": "matrix", "game": "custom", "payoffs": {"AA": (2, -2), "AB": (3, -3), "BA": (0, 0), "BB": (4, -4)}},
+    "workflow": {"name": "play"},
+}  # fmt: skip
+"""The second player's A is better than its B whatever the first does, and the best answer to it is A."""
+
+
+@pytest.mark.parametrize(
+    ("own", "met"),
+    [
+        (True, {"first": {"self@0"}, "second": {"self@1"}}),
+        (False, {"first": {"self@0"}, "second": {"self@0"}}),
+    ],
+    ids=["two adapters", "one adapter"],
+)
+def test_the_members_that_play_best_are_drawn_from_exact_tables(own: bool, met: dict[str, set[str]]) -> None:
+    """One member plays B first and A second, the other A first and B second.
+
+    With two adapters, each member is met where it plays A. With one, the first member earns (4 − 2)/2 = 1 against the other.
+    """
+    pytest.importorskip("scipy")
+    agents = [{"name": name} if own else {"name": name, "weights": ONE} for name in ("first", "second")]
+    settings = {
+        "team": {"agents": agents, "sampling": {"max_tokens": 3}},
+        "training": {"steps": 3, "tasks_per_step": 4},
+    }
+    with Trainer(
+        **game(**LETTERS, **settings, league={"population": "psro", "enter": {"every": 1}})
+    ) as trainer:
+        trainer.train(1)
+        league = league_of(trainer)
+        for name, first in (("self@0", 1), ("self@1", 0)):
+            moves = {"0": {first: 1.0, 1 - first: 0.0}, "1": {1 - first: 1.0, first: 0.0}}
+            league.tables[name] = TabularPolicies(moves, {"0": 1.0, "1": 1.0})
+        league.pool.payoffs.clear()
+        league.strategies.clear()
+        drawn: dict[str, set[str]] = {"first": set(), "second": set()}
+        for group in next(iter(trainer.steps(1))).groups:
+            [(other, cast)] = group.task.cast.items()
+            drawn["first" if other == "second" else "second"].add(cast.player)
+    assert drawn == met
+
+
+def test_played_tables_come_near_the_exact_ones() -> None:
+    """Payoffs of the same two members, by enumeration and from 300 games of each pair."""
+    pytest.importorskip("scipy")
+    team = {"agents": [{"name": "first", "weights": ONE}, {"name": "second", "weights": ONE}]}
+    team["sampling"] = {"max_tokens": 2, "choices": "legal", "temperature": 0.7}  # type: ignore[assignment]
+    league = {"population": {"name": "psro", "games": 300}, "enter": {"every": 1}}
+    tables = []
+    for exact in ({}, {"exact": 0}):
+        with Trainer(
+            **game(**LETTERS, team=team, league={**league, **exact}, optimizer={"lr": 0.1})
+        ) as trainer:
+            trainer.train(1)
+            tables.append(dict(league_of(trainer).pool.payoffs))
+    assert tables[1] == pytest.approx(tables[0], abs=0.3)
+    assert max(tables[0].values()) - min(tables[0].values()) > 1.0
+
+
 @pytest.mark.parametrize(
     ("over", "said"),
     [
