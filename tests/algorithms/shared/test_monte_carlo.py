@@ -409,6 +409,12 @@ class TestOptimistic:
         given = firsts(credit_of(Optimistic(scale="none", best_share=share).build(), groups))
         assert given[0] - given[-1] == pytest.approx(worth)
 
+    def test_rounding_errors_are_not_rounded_up(self) -> None:
+        """0.28 of 25 returns are 7, not 7.000000000000001: the best, 19 to 25, have the mean 22."""
+        groups = self.played(*(("AA", float(k)) for k in range(1, 26)), ("BB", 0.0))
+        given = firsts(credit_of(Optimistic(scale="none", best_share=0.28).build(), groups))
+        assert given[0] - given[-1] == pytest.approx(22.0)
+
     def test_an_equal_completion_of_another_prompt_is_another_action(self) -> None:
         def one(prompt: int, reward: float) -> Episode:
             return episode(
