@@ -15,6 +15,7 @@ from tests.support.episodes import episode, group, turn
 from tests.support.tiny import team_of
 
 from kapelle.algorithm import Algorithm, Credit, Outputs, Targets
+from kapelle.algorithms.ccpo import CCPO
 from kapelle.algorithms.dr_mas import DrMAS
 from kapelle.algorithms.gigpo import GiGPO
 from kapelle.algorithms.grpo import GRPO
@@ -30,7 +31,7 @@ from kapelle.algorithms.shared.rewards import PenaltyConfig
 from kapelle.algorithms.signals.greedy import GreedyBaseline
 from kapelle.algorithms.signals.reference import ReferenceLogProbs
 from kapelle.rows import Signals, TurnKey
-from kapelle.types import Episode, Group, Image, Message, Turn
+from kapelle.types import Episode, Group, Image, Intervention, Message, Turn
 
 S2 = 1 / math.sqrt(2)
 
@@ -366,6 +367,17 @@ class TestMGRPO:
     def test_invalid_levels_raise_an_error(self, levels: Any, mending: str) -> None:
         with pytest.raises(ValidationError, match=mending):
             MGRPO.model_validate({"levels": levels})
+
+
+class TestCCPO:
+    def test_the_mean_return_without_the_agent_is_taken_off(self) -> None:
+        def one(reward: float, *without: float) -> Episode:
+            removed = Intervention("remove", ("a",), None, tuple({"a": value} for value in without))
+            return episode(turn("a", 0), rewards={"a": reward}, interventions=(removed,))
+
+        # 3 − 1 and 1 − 3/2, each less the other's.
+        groups = [group(one(3.0, 0.0, 2.0), one(1.0, 1.0, 2.0))]
+        assert firsts(credit_of(CCPO(continuations=2).build(), groups)) == [2.5, -2.5]
 
 
 class TestOptimistic:

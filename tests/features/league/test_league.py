@@ -19,8 +19,8 @@ from kapelle.environment import Enumerable
 from kapelle.errors import ConfigError, EpisodeError, ParityError
 from kapelle.features.league.league import League
 from kapelle.features.league.policies import slot_name
-from kapelle.features.league.pool import MAIN
-from kapelle.functional.ratings import effective_diversity
+from kapelle.features.league.pool import MAIN, MatchScore, dependence
+from kapelle.functional.ratings import effective_diversity, ratings
 from kapelle.models.weights import read_adapter, weights_hash
 from kapelle.rollout.evaluation.exploitability import TabularPolicies, average, evaluate_table
 
@@ -299,6 +299,29 @@ def test_the_members_that_play_best_are_drawn_from_exact_tables(own: bool, met: 
             [(other, cast)] = group.task.cast.items()
             drawn["first" if other == "second" else "second"].add(cast.player)
     assert drawn == met
+
+
+def test_results_compare_payoffs_and_ratings_allow_for_games_of_one_deal() -> None:
+    pytest.importorskip("scipy")
+    league = {"population": {"name": "pfsp", "power": 2.0}, "enter": {"every": 2}}
+    with Trainer(**game(league=league)) as trainer:
+        score = MatchScore()
+        for step in trainer.steps(2):
+            for one in (one for one in step.groups if one.task.cast):
+                [other] = one.task.cast
+                [home] = {"first", "second"} - {other}
+                score += MatchScore.of_group([each.total(home) - each.total(other) for each in one.valid])
+        pool, drawn = league_of(trainer).pool, league_of(trainer).chances("first")
+    assert pool.met["self@2", "self@0"] == score
+    weight = 1.0 / dependence([score])
+    assert weight < 1.0
+    counts = (score.losses * weight, score.draws * weight, score.wins * weight)
+    rating = ratings([0, 1], {(0, 1): counts}, zero=0)[1]
+    row = step.metrics
+    assert [row[f"league/rating{end}"] for end in ("", "_low", "_high")] == pytest.approx(rating)
+    # Of the newest member, whom nobody has met, half of the points are expected.
+    points = pool.scores[MAIN, "self@0"].points
+    assert drawn["self@0"] / drawn["self@2"] == pytest.approx((1 - points) ** 2 / 0.25)
 
 
 def test_played_tables_come_near_the_exact_ones() -> None:

@@ -42,7 +42,9 @@ def test_what_is_learned_from_again_is_said_and_changes_what_is_learned(tmp_path
             assert metrics[0]["replay_groups"] == 0
             later = [(number, row) for number, row in enumerate(metrics, 1) if row["replay_groups"]]
             assert later
-            assert all(1 <= row["replay_age"] < number and row["replay_log_ratio"] > 0 for number, row in later)
+            assert all(
+                1 <= row["replay_age"] < number and row["replay_log_ratio"] > 0 for number, row in later
+            )
             assert all(row["parity/max"] < 1e-4 for row in metrics), (
                 "the step's own tokens are still compared"
             )
