@@ -111,6 +111,9 @@ def test_few_tasks_by_hand() -> None:
     # t = 4.303 with two degrees of freedom, 1.960 of the normal distribution.
     expected = (7 / 48) / (35 / 144 / 4) * (4.302653 / 1.959964) ** 2
     assert dependence([found, MatchScore.of_group([1.0] * 4)]) == pytest.approx(expected)
+    # Of two tasks, 3 and 1 of four games: 2/16 / (1/4 / 4) = 2, and t = 12.706 with one degree of freedom.
+    two = MatchScore.of_group([1.0, 1.0, 1.0, -1.0]) + MatchScore.of_group([1.0, -1.0, -1.0, -1.0])
+    assert dependence([two]) == pytest.approx(2.0 * (12.706205 / 1.959964) ** 2)
 
 
 def test_draws_alone_are_as_many_games_as_tasks() -> None:
