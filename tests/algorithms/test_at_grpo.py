@@ -16,6 +16,7 @@ from tests.support.tiny import frozen_copy, same_bits
 from kapelle import Trainer
 from kapelle.algorithm import Credit, Data
 from kapelle.algorithms.at_grpo import ATGRPO
+from kapelle.algorithms.shared.tree import best
 from kapelle.engines.rollout.protocol import Request
 from kapelle.engines.rollout.scripted import ScriptedEngine
 from kapelle.environments.arithmetic import Arithmetic
@@ -161,3 +162,9 @@ class TestTree:
         with resumed(settings, tmp_path / "parts", after=1) as rest:
             for name, weights in expected.items():
                 assert same_bits(frozen_copy(rest.engine.weights(name)), weights)
+
+
+def test_of_equal_candidates_the_first_goes_on() -> None:
+    """It is the one that the agent would have sampled without a tree."""
+    assert best([0.5, 1.0, 1.0]) == 1
+    assert best([0.0, 0.0]) == 0

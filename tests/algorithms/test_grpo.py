@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 from pydantic import ValidationError
 from tests.support.episodes import TASK, episode, group, turn
+from tests.support.tiny import sections
 
+from kapelle import Trainer
 from kapelle.algorithm import Credit
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.rloo import RLOO
@@ -225,3 +227,14 @@ class TestTruncation:
         for settings in ({"truncated": "penalise"}, {"truncation_penalty": 0.5}):
             with pytest.raises(ValidationError, match="set both or neither"):
                 GRPO.model_validate(settings)
+
+
+def test_log_probs_of_the_reference_are_those_of_the_sampling_temperature() -> None:
+    """Before the first update the policy is its own reference, and the trainer agrees with the sampler."""
+    loss = {"kl_coefficient": 0.1, "importance_cap": 2.0}
+    team = {"agents": 1, "lora": {"rank": 2}, "sampling": {"max_tokens": 4, "temperature": 0.6}}
+    algorithm = {"name": "grpo", "group_size": 2, "loss": loss}
+    with Trainer(**sections(algorithm=algorithm, team=team, workflow={"name": "solo"})) as trainer:
+        metrics = next(iter(trainer.steps(1))).metrics
+    assert metrics["kl/agent_0"] == pytest.approx(0.0, abs=1e-8)
+    assert metrics["importance/agent_0"] == pytest.approx(1.0, abs=1e-5)

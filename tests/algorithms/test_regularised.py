@@ -119,22 +119,21 @@ class TestMirrorDescent:
 
 class TestRegularisedNash:
     def test_each_move_costs_its_player_and_rewards_the_opponent(self) -> None:
-        # a, b and a again speak in turn; b is paid 1, a −1. log(π/π_reg) is log 2, log 4 and log 8; η = 0.5.
-        known = [math.log(2), math.log(4), math.log(8)]
+        # a, b, b and a speak in turn; b is paid 1, a −1. log(π/π_reg) is log 2, log 4, log 8 and log 16; η = 0.5.
+        known = [math.log(2), math.log(4), math.log(8), math.log(16)]
         task = Task("t", "")
-        turns = tuple(
-            turn(name, k, completion_ids=(1,), logprobs=(-0.5,)) for k, name in enumerate(["a", "b", "a"])
-        )
+        turns = tuple(turn(name, k, completion_ids=(1,), logprobs=(-0.5,)) for k, name in enumerate("abba"))
         episode = Episode(task, 0, ("a", "b"), turns, {"a": -1.0, "b": 1.0})
         signals = Signals(
             reference={TurnKey(0, 0, k): torch.tensor([-0.5 - far]) for k, far in enumerate(known)}
         )
         reward = RNaD(eta=0.5).rewards([group(episode)], signals)
-        assert [reward[TurnKey(0, 0, k)] for k in range(3)] == pytest.approx(
+        assert [reward[TurnKey(0, 0, k)] for k in range(4)] == pytest.approx(
             [
-                -0.5 * known[0] + 0.5 * known[1],
-                1.0 - 0.5 * known[1] + 0.5 * known[2],
-                -1.0 - 0.5 * known[2],
+                -0.5 * known[0] + 0.5 * (known[1] + known[2]),
+                -0.5 * known[1],
+                1.0 - 0.5 * known[2] + 0.5 * known[3],
+                -1.0 - 0.5 * known[3],
             ],
             rel=1e-5,
         )

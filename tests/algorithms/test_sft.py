@@ -46,12 +46,12 @@ def test_without_a_world_model_there_is_no_observation_loss() -> None:
 
 
 def test_the_weighed_mean_by_hand() -> None:
-    # Said: nll 1 and 3; heard: nll 2 and 4, weight ½: (1 + 3 + ½·6) / (2 + ½·2) = 7/3.
-    columns = {"weight": torch.tensor([1, 1, 0.5, 0.5])}
-    heard_S = torch.tensor([0.0, 0, 1, 1])
-    targets = Targets(torch.arange(4), 4, torch.ones(4), columns, observed_S=heard_S)
-    loss = negative_log_likelihood(Outputs(torch.tensor([-1.0, -3, -2, -4])), targets)
-    assert float(loss.total / loss.weight) == pytest.approx(7 / 3)
+    # Said: nll 1 and 3; heard: nll 2, 4 and 3, weight ½: (1 + 3 + ½·9) / (2 + ½·3) = 17/7.
+    columns = {"weight": torch.tensor([1, 1, 0.5, 0.5, 0.5])}
+    heard_S = torch.tensor([0.0, 0, 1, 1, 1])
+    targets = Targets(torch.arange(5), 5, torch.ones(5), columns, observed_S=heard_S)
+    loss = negative_log_likelihood(Outputs(torch.tensor([-1.0, -3, -2, -4, -3])), targets)
+    assert float(loss.total / loss.weight) == pytest.approx(17 / 7)
     means = {name: float(total / weight) for name, (total, weight) in loss.metrics.items()}
     assert means == {"nll": 2.0, "nll_heard": 3.0}
 

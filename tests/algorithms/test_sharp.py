@@ -56,23 +56,27 @@ def test_values_by_hand() -> None:
     assert sum(own[0] for own in found.values()) == pytest.approx(WORTH["abc"])
     # Without a: ∅, b, c and bc, weighed 1/3, 1/6, 1/6, 1/3.
     assert found["a"][1] == pytest.approx(0 / 3 + 2 / 6 + 0 / 6 + 4 / 3)
-    assert {own[2] for own in found.values()} == {0.0}
 
 
-def test_drawn_orders_come_near_and_say_how_near() -> None:
+def test_drawn_orders_come_near() -> None:
+    """What an agent adds has a standard deviation of at most 3.2, of a mean over 400 orders 0.16."""
     settings = SHARP(team_reward="sum", exact=1, permutations=400)
     found = settings.judged(played(settings))
-    for agent, (own, _, error) in found.items():
-        assert 0.0 < error < 0.2
-        assert abs(own - value(agent)) < 4 * error
+    assert {agent: own[0] for agent, own in found.items()} == pytest.approx(
+        {agent: value(agent) for agent in "abc"}, abs=0.48
+    )
 
 
 def test_a_missing_coalition_excludes_its_agents() -> None:
     settings = SHARP(team_reward="sum")
     whole = played(settings)
     without = tuple(each for each in whole.interventions if set(each.agents) != {"b", "c"})
-    assert settings.judged(replace(whole, interventions=without)) == {}
+    unknown = replace(whole, interventions=without)
+    assert settings.judged(unknown) == {}
     assert len(settings.judged(whole)) == 3
+    # What an agent adds is not compared with what the whole team earned: each is the first of its kind.
+    given = settings.credit([group(whole, unknown)], Signals()).values()
+    assert [each.advantage_T.tolist() for each in given] == [[0.0, 0.0]] * 6
 
 
 def absences(settings: SHARP) -> list[Change]:

@@ -124,6 +124,15 @@ def test_games_of_one_deal_are_one_observation() -> None:
     assert ratings([0, 1], {(0, 1): (200, 0, 200)})[0][2] < high / 2, "as if games were independent"
 
 
+def test_few_deals_by_hand() -> None:
+    """Of 1000 games on each of four deals one player wins 520, 480, 510 and 490."""
+    deals: list[Results] = [{(0, 1): (wins, 0, 1000 - wins)} for wins in (520, 480, 510, 490)]
+    middle, low, high = ratings([0, 1], {(0, 1): (2000, 0, 2000)}, deals, zero=1)[0]
+    # The variance of their sum is 4/3 · (20² + 20² + 10² + 10²), the information 4000/4, and t = 3.182 with three degrees of freedom.
+    assert middle == pytest.approx(0.0, abs=1e-6)
+    assert (-low, high) == pytest.approx([3.182446 * math.sqrt(4 / 3 * 1000) / 1000 * ELO] * 2, rel=0.01)
+
+
 def test_every_rating_recovers_a_known_order() -> None:
     strengths = [1.5, 0.5, 0.0, -0.5, -2.0]
     results = league(strengths, 200, 0.2, seed=1)

@@ -44,6 +44,8 @@ def test_messages_of_one_role_that_meet_become_one() -> None:
     rule = CompactionConfig(keep_first=1, keep_last=3, note="")
     found, dropped = compacted(TALK, rule, lambda _: True)
     assert (said(found)[1:], dropped) == ([("user", "m0\n\nm6"), ("assistant", "m7"), ("user", "m8")], 5)
+    _, dropped = compacted(TALK, CompactionConfig(keep_first=1, keep_last=99), lambda _: True)
+    assert dropped == 1, "at least one is removed"
     nothing_first, _ = compacted(TALK, CompactionConfig(keep_first=0, keep_last=2), lambda _: True)
     assert said(nothing_first) == [
         ("system", "s"),

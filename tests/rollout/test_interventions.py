@@ -252,6 +252,15 @@ class TestBudget:
         assert found[0] == 400
         assert abs(found[1] - 200) < 4 * math.sqrt(400 / 4)
 
+    def test_a_slot_that_not_every_episode_has_is_expected_to_cost_less(self) -> None:
+        """One of two others has no second turn: the slots cost (20 + 10)/2 and (10 + 0)/2 tokens, of 4/3 of 15."""
+        short = replace(self.episode(1.0), turns=self.episode(1.0).turns[:1])
+        team: Any = None
+        for seed in range(10):
+            group = Group(TASK, (replace(self.episode(1.0), seed=seed), self.episode(1.0), short))
+            found = affordable(group, 0, self.asked(share=4 / 3 + 1e-9), team, 1)
+            assert [change.turn for change in found] == [0, 1]
+
     def test_its_own_turns_have_no_say_in_it(self) -> None:
         """However long they are, whatever they are paid, and whether the later one is there at all."""
         team: Any = None

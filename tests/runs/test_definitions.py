@@ -120,6 +120,12 @@ def test_rewards_and_returns_are_means_over_the_episodes_in_which_the_agent_acte
     assert (row["reward/second"], row["return/second"]) == (-0.75, -0.75)
 
 
+def test_tokens_of_a_shared_turn_are_counted_once() -> None:
+    shared = turn("actor", 5)
+    first, second = episode(1.0, shared, turn("actor", 2)), episode(0.0, replace(shared, copied=True))
+    assert rollout_metrics([Group(TASK, (first, second))])["tokens/actor-lora"] == 7.0
+
+
 def test_a_group_is_dead_if_no_trained_return_varies() -> None:
     def share(*episodes: Episode) -> float:
         return rollout_metrics([Group(TASK, episodes)])["dead_groups"]

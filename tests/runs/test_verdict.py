@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kapelle.runs.verdict import ADVICE, FAULTS, Verdict, Word, judge
+from kapelle.runs.verdict import ADVICE, FAULTS, Verdict, Word, course, judge
 
 EPISODES = 128
 Curve = Callable[[int], float]
@@ -29,6 +29,13 @@ def played(
                 value = sum(rng.random() < value for _ in range(EPISODES)) / EPISODES
             column.append(value)
     return judge(range(1, steps + 1), columns, evaluations)
+
+
+def test_the_noise_of_a_share_by_hand() -> None:
+    """Every move is 0.1: 1.4826 times the median of moves, which are differences of two steps, is above their root mean square."""
+    found = course(range(12), [0.5, 0.6] * 6, [1e6] * 12)
+    assert found is not None
+    assert found.sigma == pytest.approx(1.4826 * 0.1 / math.sqrt(2))
 
 
 def rising(start: float, end: float, steps: int) -> Curve:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,29 @@ def test_a_response_is_found_within_what_is_possible_and_the_run_is_left_alone(
     assert row["nash_conv_found"] == pytest.approx(sum(max(0.0, each["gain"]) for each in row["agents"]))
     assert row["nash_conv_at_least"] == pytest.approx(sum(each["at_least"] for each in row["agents"]))
     assert row["nash_conv_at_least"] < row["nash_conv_found"]
+
+
+def test_only_the_agent_learns_and_its_gain_is_taken_game_by_game(tmp_path: Path) -> None:
+    """Both are paid 1 if the second says B: in the same games the first gains nothing, and the second something in each of few."""
+    payoffs = {"AA": 0.0, "BA": 0.0, "AB": 1.0, "BB": 1.0}
+    settings: dict[str, Any] = {
+        "model": {"embedded": {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}},
+        "team": {"agents": 2, "sampling": {"max_tokens": 2, "choices": "legal"}},
+        "environment": {"name": "matrix", "game": "custom", "payoffs": payoffs},
+        "workflow": {"name": "play"},
+        "algorithm": {"name": "grpo", "group_size": 2},
+        "training": {"steps": 1, "tasks_per_step": 1},
+        "evaluation": {"before_and_after": False},
+    }
+    with Trainer(**settings, run_dir=tmp_path / "run") as trainer:
+        trainer.train()
+    first, second = exploit(str(tmp_path / "run"), "optimizer.lr=1e-1", steps=2, games=40).found
+    assert 0.0 < first.before < 1.0
+    assert (first.gain, first.interval) == (0.0, (0.0, 0.0))
+    assert second.interval is not None
+    assert 0.0 < second.interval[0] < second.gain == second.after - second.before
+    # Of two agents each bound fails in 1 of 40, as the lower end of a 95 % interval does.
+    assert second.at_least == pytest.approx(second.interval[0])
 
 
 @pytest.mark.slow

@@ -281,6 +281,10 @@ class TestTasks:
         assert len({name for step in steps for name in step}) == 100
         assert self.ids(environment, steps=2, count=50)[1][:25] == steps[2]
         assert self.ids(environment, steps=4, count=25, seed=1) != steps
+        again = {task.id for task in training_tasks(environment, config, 1, attempt=1)}
+        assert again.isdisjoint(name for step in self.ids(environment, 3, 2) for name in step), (
+            "redrawn tasks are of no other step"
+        )
 
 
 class TestInsideARunningLoop:

@@ -64,6 +64,12 @@ class TestRedraw:
         shares = [step.metrics["dead_groups"] for step in (without, once, often)]
         assert shares[0] > shares[1] >= shares[2] == 0.0
 
+    def test_a_task_that_comes_again_is_sampled_with_other_noise(self) -> None:
+        found = first_step(24, {**DIGEST, "tasks": 1}, redraw=6)
+        seeds = [one.seed for group in found.groups for one in group.episodes]
+        assert len(set(seeds)) == len(seeds)
+        assert found.metrics["dead_groups"] == 0.0
+
     def test_they_end_where_nothing_can_vary(self) -> None:
         # No one adds up numbers by noise.
         hopeless = first_step(2, {"name": "arithmetic", "digits": 6}, redraw=3)

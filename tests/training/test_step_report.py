@@ -82,6 +82,7 @@ def test_best_and_worst_are_credited_with_opposite_signs(run: Path) -> None:
         for each in row["turns"]:
             assert all(a * c >= 0 for a, c in zip(each["advantage"], each["credit"], strict=True))
             assert sum(map(abs, each["credit"])) <= 1.0
+    assert any(any(each["credit"]) for row in rows(run, 1) for each in row["turns"])
 
 
 def test_every_step_says_how_its_numbers_are_distributed(run: Path) -> None:

@@ -10,8 +10,7 @@ of N outside S are absent. With `absent: silent`, absent agents write nothing (s
 agents are replaced by their base model as it was before training, so v(S) measures the effect of training the agents in S.
 
 Up to `exact` agents, all 2ⁿ − 1 coalitions are sampled. For larger teams, coalitions are taken from `permutations` random
-orders in which agents join (drawn with the episode's seed), and φ_i is the mean contribution of agent i. The method
-`SHARP.judged` returns the standard error of φ_i.
+orders in which agents join (drawn with the episode's seed), and φ_i is the mean contribution of agent i.
 
 The default, `use: baseline`, is unbiased. The difference D_i = R(τ) − Σ_S |S|! (n − |S| − 1)! / n! · v(S), with the sum over
 all S without i, is compared with the mean D_i of the other episodes of the group. All terms that are subtracted are
@@ -39,7 +38,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from math import factorial, sqrt
+from math import factorial
 from statistics import fmean
 from typing import Literal, NamedTuple
 
@@ -151,8 +150,8 @@ class SHARP(Replays):
         members = [member for _, member in by_agent_of(groups, value)]
         return spread_members(self, groups, members, earlier)
 
-    def judged(self, episode: Episode) -> dict[str, tuple[float, float, float]]:
-        """Return, for each agent, its Shapley value, the team's weighted return without the agent, and the value's standard error.
+    def judged(self, episode: Episode) -> dict[str, tuple[float, float]]:
+        """Return, for each agent, its Shapley value and the team's weighted return without the agent.
 
         The result does not contain agents with a coalition that was not sampled.
         """
@@ -165,17 +164,14 @@ class SHARP(Replays):
             returns = [next(iter(by_agent.values())) for by_agent in intervention.returns if by_agent]
             if returns:
                 value_of[frozenset(names) - set(intervention.agents)] = fmean(returns)
-        found: dict[str, tuple[float, float, float]] = {}
+        found: dict[str, tuple[float, float]] = {}
         for agent in names:
             own = [joining for joining in joinings if joining.agent == agent]
             if all(term.before in value_of and term.before | {agent} in value_of for term in own):
                 added = [value_of[term.before | {agent}] - value_of[term.before] for term in own]
                 value = sum(term.weight * add for term, add in zip(own, added, strict=True))
                 without = sum(term.weight * value_of[term.before] for term in own)
-                error = 0.0
-                if len(names) > self.exact:
-                    error = sqrt(sum((add - value) ** 2 for add in added) / (len(added) - 1) / len(added))
-                found[agent] = value, without, error
+                found[agent] = value, without
         return found
 
 

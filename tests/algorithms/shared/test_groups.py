@@ -226,6 +226,14 @@ class TestEarlierReturns:
         members = [alone(8.0), alone(2.0, 1), alone(5.0, 2, "b")]
         assert list(compare(members, CENTRED).values()) == [6.0, -6.0, 0.0]
 
+    def test_a_turn_is_compared_with_turns_of_its_agent_of_the_same_number(self) -> None:
+        """a's first turn, which earns 8 and 5, follows b's in one task; its second earns 2 and has nothing to be compared with."""
+        one = Episode(Task("t0", ""), 0, ("a", "b"), (turn("b", 0), turn("a", 1)), rewards={"a": 8.0})
+        two = Episode(Task("t1", ""), 0, ("a",), (turn("a", 0, reward=3.0), turn("a", 1)), rewards={"a": 2.0})
+        groups = [Group(each.task, (each,)) for each in (one, two)]
+        found = compare(by_agent_turn(groups, rewards(groups)), LEAVE_ONE_OUT)
+        assert [found[key] for key in sorted(found)] == [0.0, 3.0, -3.0, 0.0]
+
     def test_the_largest_set_of_the_step_scales_a_lone_member(self) -> None:
         """Two attempts at one task, one at another: the full set is R − mean, and one alone weighs ½ as its members do."""
         pair = [Member((0, "a"), value, 1, (TurnKey(0, k, 0),), ("a",)) for k, value in enumerate((1.0, 3.0))]

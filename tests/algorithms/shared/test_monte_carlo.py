@@ -15,6 +15,7 @@ from tests.support.episodes import episode, group, turn
 from tests.support.tiny import team_of
 
 from kapelle.algorithm import Algorithm, Credit, Outputs, Targets
+from kapelle.algorithms.ccpo import CCPO
 from kapelle.algorithms.dr_mas import DrMAS
 from kapelle.algorithms.gigpo import GiGPO
 from kapelle.algorithms.grpo import GRPO
@@ -30,7 +31,7 @@ from kapelle.algorithms.shared.rewards import PenaltyConfig
 from kapelle.algorithms.signals.greedy import GreedyBaseline
 from kapelle.algorithms.signals.reference import ReferenceLogProbs
 from kapelle.rows import Signals, TurnKey
-from kapelle.types import Episode, Group, Image, Message, Turn
+from kapelle.types import Episode, Group, Image, Intervention, Message, Turn
 
 S2 = 1 / math.sqrt(2)
 
@@ -368,6 +369,17 @@ class TestMGRPO:
             MGRPO.model_validate({"levels": levels})
 
 
+class TestCCPO:
+    def test_the_mean_return_without_the_agent_is_taken_off(self) -> None:
+        def one(reward: float, *without: float) -> Episode:
+            removed = Intervention("remove", ("a",), None, tuple({"a": value} for value in without))
+            return episode(turn("a", 0), rewards={"a": reward}, interventions=(removed,))
+
+        # 3 − 1 and 1 − 3/2, each less the other's.
+        groups = [group(one(3.0, 0.0, 2.0), one(1.0, 1.0, 2.0))]
+        assert firsts(credit_of(CCPO(continuations=2).build(), groups)) == [2.5, -2.5]
+
+
 class TestOptimistic:
     """Two players move at once, after the same prompt each; a completion is one letter."""
 
@@ -408,6 +420,12 @@ class TestOptimistic:
         groups = self.played(("AA", 1.0), ("AA", 2.0), ("AA", 3.0), ("AA", 4.0), ("BB", 0.0))
         given = firsts(credit_of(Optimistic(scale="none", best_share=share).build(), groups))
         assert given[0] - given[-1] == pytest.approx(worth)
+
+    def test_rounding_errors_are_not_rounded_up(self) -> None:
+        """0.28 of 25 returns are 7, not 7.000000000000001: the best, 19 to 25, have the mean 22."""
+        groups = self.played(*(("AA", float(k)) for k in range(1, 26)), ("BB", 0.0))
+        given = firsts(credit_of(Optimistic(scale="none", best_share=0.28).build(), groups))
+        assert given[0] - given[-1] == pytest.approx(22.0)
 
     def test_an_equal_completion_of_another_prompt_is_another_action(self) -> None:
         def one(prompt: int, reward: float) -> Episode:

@@ -179,14 +179,15 @@ class TestOptions:
     def test_off_policy_completions_with_negative_advantage_are_masked(self) -> None:
         # Turn 1 has A < 0; its mean log-ratio is (ln ½ + ln 0.8)/2 = −0.458, that of turn 0 with A > 0 is lower still.
         settings = {"sequence_mask": 0.45, "kl_coefficient": 0.1, "kl_estimator": "k2"}
-        ratios = torch.tensor([0.5, 0.5, 0.5, 0.5, 0.8])
+        # Two more tokens of it are no part of the loss.
+        ratios = torch.tensor([0.5, 0.5, 0.5, 0.5, 0.8, 1.0, 1.0])
         logp = (ratios.log() - 1.0).requires_grad_()
         columns = {
-            "behaviour": torch.full((5,), -1.0),
-            "advantage": torch.tensor(ADVANTAGES),
+            "behaviour": torch.full((7,), -1.0),
+            "advantage": torch.tensor([*ADVANTAGES, -2.0, -2.0]),
             "reference": logp.detach() + 1.0,
         }
-        targets = Targets(torch.tensor(SEGMENTS), 2, torch.ones(5), columns)
+        targets = Targets(torch.tensor([*SEGMENTS, 1, 1]), 2, torch.tensor([1.0] * 5 + [0.0] * 2), columns)
         found = SurrogateConfig.model_validate(settings).build()(Outputs(logp), targets)
         # It keeps its weight and its penalty, ½·0.1 a token.
         assert found.total.item() == pytest.approx(-1.5 + 5 * 0.05)

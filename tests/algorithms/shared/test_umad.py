@@ -78,11 +78,11 @@ def credited(*advantages: float) -> dict[TurnKey, Credit]:
 
 
 class TestConfidence:
-    # Mean NLL 1 and 3 nats: z = ∓1/√2 (ddof 1), whatever the scale.
+    # Mean NLL 1 and 3 nats, of four tokens and of one: z = ∓1/√2 (ddof 1), whatever the scale.
     GROUPS = (
         group(
-            episode(turn("a", 0, 2, logprobs=(-0.5, -1.5))),
-            episode(turn("a", 0, 2, logprobs=(-3.0, -3.0))),
+            episode(turn("a", 0, 4, logprobs=(-0.5, -1.5) * 2)),
+            episode(turn("a", 0, 1, logprobs=(-3.0,))),
         ),
     )
 

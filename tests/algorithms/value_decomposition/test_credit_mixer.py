@@ -183,6 +183,7 @@ class TestPay:
         credit = made(step.groups, step.signals)
         assert "mixer_loss" not in made.metrics()
         assert all(advantage(credit, key._replace(turn=0)) == advantage(credit, key) for key in step.word)
+        assert [made.metrics()[f"credit_share/{agent}"] for agent in "abc"] == pytest.approx([1 / 3] * 3)
         again = play(2, additive)
         made(again.groups, again.signals)
         assert "mixer_loss" in made.metrics()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from tests.support.tiny import same_bits
 from torch import nn
 
 from kapelle.algorithms.value_decomposition.mixer_fit import (
     Fitted,
+    Foresight,
     JointEpisode,
     MixerFit,
     MonotonicMixer,
@@ -178,3 +180,12 @@ class TestResume:
         before = {name: tensor.clone() for name, tensor in network.items()}
         made.learn(replay)
         assert same_bits(network, before)
+
+
+def test_what_is_explained_by_hand() -> None:
+    """Two tasks: returns ∓1 and ∓2 from their task's mean, predictions ∓½ and ∓2. Then one of which nothing is foreseen."""
+    foresight = Foresight()
+    returns, predicted = torch.tensor([0.0, 2.0, 10.0, 14.0]), torch.tensor([0.0, 1.0, 3.0, 7.0])
+    assert foresight.see(returns, predicted, torch.tensor([0, 0, 1, 1]), 2) == pytest.approx(1 - 0.5 / 10)
+    assert foresight.see(returns[:2], torch.zeros(2), torch.tensor([0, 0]), 1) == pytest.approx(0.0)
+    assert foresight.weight == pytest.approx(1 - (0.8 * 0.5 + 2) / (0.8 * 10 + 2))

@@ -157,6 +157,7 @@ async def test_a_function_of_one_agent_reads_its_own_text() -> None:
         (1.0, {"planner": "6", "coder": "6"}, 1.0),
         (1.0, {"planner": "6", "coder": "5"}, 0.0),  # the planner receives 0.2 for 6
         (0.1, {"planner": "6", "coder": "5"}, 1.0),  # 0.1 in the mean of both
+        (0.11, {"planner": "6", "coder": "5"}, 0.0),
         ("in-memory:exact", {"planner": "5", "coder": "6"}, 1.0),
         ("in-memory:nothing", {"planner": "5", "coder": "6"}, None),
         (None, {"planner": "6", "coder": "6"}, None),
@@ -168,7 +169,7 @@ async def test_success_is_a_number_a_function_or_undefined(
     # 0.7 + 0.2 + 0.1 is a little less than 1.
     thirds = [{"function": "exact", "weight": weight} for weight in (0.7, 0.2, 0.1)]
     own = {"function": "exact", "weight": 0.2, "agent": "planner"}
-    environment = paying(*thirds, *([own] if success == 0.1 else []), success=success)
+    environment = paying(*thirds, *([own] if success in (0.1, 0.11) else []), success=success)
     assert (await earned(environment, Chain(), texts)).success == found
 
 

@@ -99,6 +99,8 @@ def test_the_exploiter_sits_alone_among_the_learners() -> None:
     casts = assignments(exploited=0.25).casts(3, 2, 16)
     own = [cast for cast in casts if (met := met_in(cast, AGENTS, AGENTS)) and met.learner == EXPLOITER]
     assert len(own) == 4
+    # The learners play against the pool in their share, ¾, of the other 12.
+    assert sum(bool(met_in(cast, AGENTS, AGENTS)) for cast in casts) - len(own) == 9
     assert all(
         len(cast) == 1 and next(iter(cast.values())).policy == f"exploiter:{agent}"
         for cast in own

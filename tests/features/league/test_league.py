@@ -19,8 +19,8 @@ from kapelle.environment import Enumerable
 from kapelle.errors import ConfigError, EpisodeError, ParityError
 from kapelle.features.league.league import League
 from kapelle.features.league.policies import slot_name
-from kapelle.features.league.pool import MAIN
-from kapelle.functional.ratings import effective_diversity
+from kapelle.features.league.pool import MAIN, MatchScore, dependence
+from kapelle.functional.ratings import effective_diversity, ratings
 from kapelle.models.weights import read_adapter, weights_hash
 from kapelle.rollout.evaluation.exploitability import TabularPolicies, average, evaluate_table
 
@@ -256,6 +256,89 @@ def test_small_games_are_measured_exactly(each: str) -> None:
         for one in pool.names:
             for other in pool.names:  # what one wins the other loses
                 assert pool.payoffs["first", one, other] == pytest.approx(-pool.payoffs["second", other, one])
+
+
+LETTERS = {
+    "environment": {"name": "matrix", "game": "custom", "payoffs": {"AA": (2, -2), "AB": (3, -3), "BA": (0, 0), "BB": (4, -4)}},
+    "workflow": {"name": "play"},
+}  # fmt: skip
+"""The second player's A is better than its B whatever the first does, and the best answer to it is A."""
+
+
+@pytest.mark.parametrize(
+    ("own", "met"),
+    [
+        (True, {"first": {"self@0"}, "second": {"self@1"}}),
+        (False, {"first": {"self@0"}, "second": {"self@0"}}),
+    ],
+    ids=["two adapters", "one adapter"],
+)
+def test_the_members_that_play_best_are_drawn_from_exact_tables(own: bool, met: dict[str, set[str]]) -> None:
+    """One member plays B first and A second, the other A first and B second.
+
+    With two adapters, each member is met where it plays A. With one, the first member earns (4 − 2)/2 = 1 against the other.
+    """
+    pytest.importorskip("scipy")
+    agents = [{"name": name} if own else {"name": name, "weights": ONE} for name in ("first", "second")]
+    settings = {
+        "team": {"agents": agents, "sampling": {"max_tokens": 3}},
+        "training": {"steps": 3, "tasks_per_step": 4},
+    }
+    with Trainer(
+        **game(**LETTERS, **settings, league={"population": "psro", "enter": {"every": 1}})
+    ) as trainer:
+        trainer.train(1)
+        league = league_of(trainer)
+        for name, first in (("self@0", 1), ("self@1", 0)):
+            moves = {"0": {first: 1.0, 1 - first: 0.0}, "1": {1 - first: 1.0, first: 0.0}}
+            league.tables[name] = TabularPolicies(moves, {"0": 1.0, "1": 1.0})
+        league.pool.payoffs.clear()
+        league.strategies.clear()
+        drawn: dict[str, set[str]] = {"first": set(), "second": set()}
+        for group in next(iter(trainer.steps(1))).groups:
+            [(other, cast)] = group.task.cast.items()
+            drawn["first" if other == "second" else "second"].add(cast.player)
+    assert drawn == met
+
+
+def test_results_compare_payoffs_and_ratings_allow_for_games_of_one_deal() -> None:
+    pytest.importorskip("scipy")
+    league = {"population": {"name": "pfsp", "power": 2.0}, "enter": {"every": 2}}
+    with Trainer(**game(league=league)) as trainer:
+        score = MatchScore()
+        for step in trainer.steps(2):
+            for one in (one for one in step.groups if one.task.cast):
+                [other] = one.task.cast
+                [home] = {"first", "second"} - {other}
+                score += MatchScore.of_group([each.total(home) - each.total(other) for each in one.valid])
+        pool, drawn = league_of(trainer).pool, league_of(trainer).chances("first")
+    assert pool.met["self@2", "self@0"] == score
+    weight = 1.0 / dependence([score])
+    assert weight < 1.0
+    counts = (score.losses * weight, score.draws * weight, score.wins * weight)
+    rating = ratings([0, 1], {(0, 1): counts}, zero=0)[1]
+    row = step.metrics
+    assert [row[f"league/rating{end}"] for end in ("", "_low", "_high")] == pytest.approx(rating)
+    # Of the newest member, whom nobody has met, half of the points are expected.
+    points = pool.scores[MAIN, "self@0"].points
+    assert drawn["self@0"] / drawn["self@2"] == pytest.approx((1 - points) ** 2 / 0.25)
+
+
+def test_played_tables_come_near_the_exact_ones() -> None:
+    """Payoffs of the same two members, by enumeration and from 300 games of each pair."""
+    pytest.importorskip("scipy")
+    team = {"agents": [{"name": "first", "weights": ONE}, {"name": "second", "weights": ONE}]}
+    team["sampling"] = {"max_tokens": 2, "choices": "legal", "temperature": 0.7}  # type: ignore[assignment]
+    league = {"population": {"name": "psro", "games": 300}, "enter": {"every": 1}}
+    tables = []
+    for exact in ({}, {"exact": 0}):
+        with Trainer(
+            **game(**LETTERS, team=team, league={**league, **exact}, optimizer={"lr": 0.1})
+        ) as trainer:
+            trainer.train(1)
+            tables.append(dict(league_of(trainer).pool.payoffs))
+    assert tables[1] == pytest.approx(tables[0], abs=0.3)
+    assert max(tables[0].values()) - min(tables[0].values()) > 1.0
 
 
 @pytest.mark.parametrize(

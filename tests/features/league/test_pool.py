@@ -104,16 +104,28 @@ def test_games_say_as_much_as_their_spread_between_tasks(luck: float, like_one: 
     assert dependence([]) == 1.0
 
 
+def test_few_tasks_by_hand() -> None:
+    """Of four games of each of three tasks 4, 2 and 1 are won; another pair's single task tells nothing."""
+    found = sum((MatchScore.of_group([1.0] * wins + [-1.0] * (4 - wins)) for wins in (4, 2, 1)), MatchScore())
+    # Shares 1, ½ and ¼ have the mean 7/12 and the variance (21/16 − 49/48)/2 = 7/48; of four independent games it is 35/144/4.
+    # t = 4.303 with two degrees of freedom, 1.960 of the normal distribution.
+    expected = (7 / 48) / (35 / 144 / 4) * (4.302653 / 1.959964) ** 2
+    assert dependence([found, MatchScore.of_group([1.0] * 4)]) == pytest.approx(expected)
+    # Of two tasks, 3 and 1 of four games: 2/16 / (1/4 / 4) = 2, and t = 12.706 with one degree of freedom.
+    two = MatchScore.of_group([1.0, 1.0, 1.0, -1.0]) + MatchScore.of_group([1.0, -1.0, -1.0, -1.0])
+    assert dependence([two]) == pytest.approx(2.0 * (12.706205 / 1.959964) ** 2)
+
+
 def test_draws_alone_are_as_many_games_as_tasks() -> None:
     drawn = sum((MatchScore.of_group([0.0] * 4) for _ in range(200)), MatchScore())
     assert dependence([drawn]) == pytest.approx(4.0, rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("wins", "losses", "enters"), [(9, 1, True), (7, 3, False), (70, 30, True), (6, 0, True), (2, 0, False)]
+    ("wins", "losses", "enters"), [(9, 1, True), (7, 3, False), (70, 30, True), (4, 0, True), (2, 0, False)]
 )
 def test_a_learner_enters_when_it_surely_beats_the_pool(wins: int, losses: int, enters: bool) -> None:
-    """More than 0.55 by the lower end of Wilson's one-sided 95 % interval: 9:1 0.65, 7:3 0.44, 70:30 0.62, 6:0 0.69, 2:0 0.43."""
+    """More than 0.55 by the lower end of Wilson's one-sided 95 % interval: 9:1 0.65, 7:3 0.44, 70:30 0.62, 4:0 0.60, 2:0 0.43."""
     found = pool(enter={"every": 5, "beats": 0.55})
     for won in [1.0] * wins + [-1.0] * losses:
         found.played(MAIN, "rock", [won])

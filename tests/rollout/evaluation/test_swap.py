@@ -65,8 +65,12 @@ def test_separate_models_exchange_and_exchange_back() -> None:
         again, _ = swapped(changed)
         assert again.team.policy_of == team.setup.team.policy_of
         assert changed.team.policy_of != again.team.policy_of
-        swap = compare_swap(before, before, {"a": "b", "b": "a"})
-        assert (swap.change, swap.interval) == (0.0, (0.0, 0.0))
+        first, *rest = before.groups
+        solved = replace(first, episodes=tuple(replace(each, success=1.0) for each in first.episodes))
+        swap = compare_swap(before, replace(before, groups=(solved, *rest)), {"a": "b", "b": "a"})
+        # None of three problems is solved before, and one of them after: changes 1, 0, 0, and t = 4.303.
+        assert swap.change == pytest.approx(1 / 3)
+        assert swap.interval == pytest.approx((1 / 3 - 4.302653 / 3, 1 / 3 + 4.302653 / 3))
 
 
 @pytest.mark.parametrize(("names", "sharing"), [("ab", "shared"), ("a", "lora")])

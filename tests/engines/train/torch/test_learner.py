@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD
 from transformers import get_scheduler
 
-from kapelle.engines.train.torch.learner import Learner, rate_at, take_steps
+from kapelle.engines.train.torch.learner import Learner, LossScale, rate_at, take_steps
 from kapelle.errors import NumericsError
 from kapelle.settings.schema import OptimizerConfig
 
@@ -110,6 +110,14 @@ class TestBadGradients:
 
 
 class TestLossScale:
+    def test_consecutive_finite_steps_double_it(self) -> None:
+        scale = LossScale()
+        for finite in [True] * (LossScale.GROWS_AFTER - 1) + [False] + [True] * (LossScale.GROWS_AFTER - 1):
+            scale.follow(finite=finite)
+        assert scale.scale == LossScale.FIRST / 2
+        scale.follow(finite=True)
+        assert scale.scale == LossScale.FIRST
+
     def test_the_step_does_not_depend_on_it(self) -> None:
         plain, scaled = learner(1.0), learner(1.0, scaled=True)
         for gradient in (1.0, -0.25):

@@ -41,7 +41,7 @@ async def test_an_honest_judge_is_used_and_is_consistent() -> None:
     judge = Comparer(length)
     found = await judge_attempts(judge, "?", ["aaaa", "bb", "cccccc"], "longer")
     assert [grade.score for grade in found.grades] == [0.4, 0.2, 0.6]
-    assert found.disagreement == 0.0
+    assert found.disagreement == found.reversed == 0.0
     one, other = judge.shown
     assert other == one[::-1]
 
@@ -49,10 +49,12 @@ async def test_an_honest_judge_is_used_and_is_consistent() -> None:
 async def test_one_that_likes_the_first_place_gives_both_ends_half_and_is_found_out() -> None:
     found = await judge_attempts(Comparer(first), "?", ["a", "b"], "better")
     assert [grade.score for grade in found.grades] == [0.5, 0.5]
-    assert found.disagreement == 1.0
+    assert found.disagreement == found.reversed == 1.0
     three = await judge_attempts(Comparer(first), "?", ["a", "b", "c"], "better")
     assert sorted(grade.score for grade in three.grades) == [0.0, 0.5, 0.5]
     assert three.disagreement == pytest.approx(2 / 3)
+    # Only the first and the last change places: whom the middle one equals once is not reversed.
+    assert three.reversed == pytest.approx(1 / 3)
 
 
 async def test_swapping_answers_swaps_scores_and_sends_the_same_requests() -> None:
