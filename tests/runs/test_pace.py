@@ -8,7 +8,7 @@ import pytest
 
 from kapelle.runs.pace import Pace, pace_of
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "engine": {"name": "local", "max_rows": 1024},
     "training": {"microbatch_tokens": "auto", "gradient_checkpointing": False, "asynchronous": False},
     "episode": {"environment_workers": 0},
@@ -37,7 +37,10 @@ def test_shares_are_those_of_the_mean_step_without_the_first() -> None:
 
 
 def test_only_the_last_steps_count() -> None:
-    times = {"time/generate": [9.0, 9.0, 1.0, 1.0], "time/update": [0.0, 0.0, 3.0, None]}
+    times: dict[str, list[float | None]] = {
+        "time/generate": [9.0, 9.0, 1.0, 1.0],
+        "time/update": [0.0, 0.0, 3.0, None],
+    }
     pace = pace_of(times, SETTINGS, steps=2)
     assert pace is not None
     assert pace.shares == {"generate": 0.25, "update": 0.75}

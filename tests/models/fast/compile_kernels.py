@@ -56,10 +56,9 @@ KINDS = {
 
 def decoding() -> None:
     """Start every kernel of a decoding step, for two kinds of layers."""
+    from kapelle.models.fast import decode_kernels, decode_ops
     from tests.models.fast.test_decode_kernels import KINDS as LAYERS
     from tests.models.fast.test_decode_kernels import NAMES
-
-    from kapelle.models.fast import decode_kernels, decode_ops
 
     own = {name: getattr(decode_kernels, name) for name in NAMES}
     decode_ops.ops = lambda: SimpleNamespace(**own)  # type: ignore[assignment]
