@@ -1,29 +1,38 @@
-"""What a GPU does with kapelle, for a person who has one: `python -m benchmarks.gpu --out mine.json`, in a quarter of an hour.
+"""What a GPU does with kapelle, for a person who has one: `python -m benchmarks.gpu --out mine.json`, in fifteen minutes.
 
-First whether it is right: log-probs of the trainer against those of the sampler, and of a CPU, for every type. Then how fast, in
-the shapes of 0.6B and 4B with random weights: decode steps, conversations of even and uneven turns, an update of 65,536 tokens,
-publishing, a whole step, and the most bytes that torch held. Beside it what peers take for the same work: transformers' `generate`
-with adapters of PEFT, and a step of TRL's `GRPOTrainer`, each agent in turn. Last what recorded steps, grouped adapters, kernels and
-given-back memory change: each pair is kapelle with and without one of the four.
+The parts run in order of worth, each in its own process and with its own limit of time:
 
-Seconds are wall time, the device waited for, the best of a few runs after one that does not count. What does not fit into the
-card's memory is omitted and said. Sections can be named (`python -m benchmarks.gpu models peers`), and FILE holds what is measured so
-far. `python -m benchmarks.gpu --compare mine.json` prints what was measured beside what is estimated from counts (`gpu_counts.py`) and
-beside the peers. `python -m benchmarks.gpu --cpu` runs all of it at a small size on a CPU, which shows that it runs.
+1. `correctness`: the decoding kernels against a CPU, and log-probs of the trainer against the sampler and a CPU, for every type.
+2. `models`: decoding steps, an update of 65,536 tokens and publishing, in the shapes of 0.6B and 4B with random weights.
+3. `steps`: a whole step of GRPO beside TRL's `GRPOTrainer`, with vLLM where it is installed; each agent in turn.
+4. `long`: updates of sequences of 16,384 tokens with adapters of rank 16, beside what prime-rl publishes for one H100.
+5. `mismatch`: the KL divergence of sampler and trainer by the depth of the context.
+
+The part `more` runs only if it is named: steps that are not recorded, conversations, transformers' `generate` with adapters of PEFT.
+
+Seconds are wall time, the device waited for, the best of a few runs after one that does not count. FILE holds what is measured so
+far. What does not fit into memory or fails is omitted and said; a part that exceeds its limit is stopped and noted in `parts`.
+`python -m benchmarks.gpu --compare mine.json` prints what was measured beside what is estimated from counts (`gpu_counts.py`) and
+beside peers. `--small` runs everything at a small size, `--cpu` does so on a CPU; this shows that it runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -33,104 +42,200 @@ from benchmarks import gpu_work
 from benchmarks.gpu_counts import AGENTS, CARDS, KEPT, STEPS, UPDATE_TOKENS, Card, Counted, estimate
 from benchmarks.gpu_work import LENGTH, ROWS, SHAPES
 from benchmarks.ours import grpo_trainer, take_step
-from benchmarks.subjects import MODELS, prompt_ids, tokenizer
+from benchmarks.subjects import prompt_ids
 from benchmarks.trl_peer import lora_settings, train_trl
 from kapelle.engines.rollout.local.decode_batch import Decoder
 from kapelle.engines.rollout.local.decode_strategies import Job
 from kapelle.engines.rollout.local.step_graphs import GraphRecorder, nowhere, on_cuda
-from kapelle.models.embedded import build_model
-from kapelle.models.fast import routed_linear
-from kapelle.models.fast.attention import Span, plan_sequences, plan_spans
+from kapelle.engines.train.torch.engine import TorchTrainEngine
+from kapelle.models.fast import decode_ops
+from kapelle.models.fast.decode_ops import LayerKind
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.lora_bank import route_of
 from kapelle.rows import Sample
-from kapelle.settings.schema import EmbeddedConfig
-from kapelle.team import Lora
 from kapelle.types import Sampling
 
-LARGE = EmbeddedConfig(hidden=1024, layers=16, heads=16, kv_heads=4, intermediate=4096, context=1024)
-"""Too many weights for copies with merged adapters: it samples through its own layers."""
-
-TOKENS = 96
+DTYPES = ("float32", "bfloat16", "float16")
+KINDS: Mapping[str, LayerKind] = {
+    "Qwen3 0.6B": LayerKind(1024, 3072, 16, 8, 128, True, False, False, False, False, 0, 0.0),
+    "Qwen3 4B": LayerKind(2560, 9728, 32, 8, 128, True, False, False, False, False, 0, 0.0),
+    "Qwen2.5 0.5B": LayerKind(896, 4864, 14, 2, 64, False, False, False, False, True, 0, 0.0),
+    "Gemma 2 2B": LayerKind(2304, 9216, 8, 4, 256, False, True, True, True, False, 100, 50.0),
+}
+"""Sizes from the `config.json` that the makers publish; the window is smaller, so that it hides tokens of 190."""
+PRIME_RL: Mapping[str, int] = {"0.6B": 13_342, "4B": 6_229}
+"""Tokens per second that prime-rl publishes for one H100 (2026-11): adapters of rank 16, sequences of 16,384 tokens, FlashAttention 3,
+blocks computed again in the backward pass."""
+DEPTHS = (0, 512, 1024, 2048, 4096, 8192)
+"""The first tokens of the stretches of a context whose divergence is measured; tinker-cookbook names 2e-4 for dense models."""
 PROMPT = 64
 STEP = (4, 8, 128)
 """Tasks, answers to each and their tokens, of each agent in a step of GRPO; prompts have 64 tokens."""
 
 
-def sections(device: str) -> Mapping[str, Callable[[], Any] | Mapping[str, Callable[[], Any]]]:
-    """Return what is measured: sections by name, most of them of several measurements."""
-    cuda = device == "cuda"
-    small, middle, large = MODELS["1M"], MODELS["10M"], LARGE
-    if not cuda:
-        small = middle = large = MODELS["1M"].model_copy(update={"layers": 1})
-    rows, new = (128, 256) if cuda else (8, 24)
-    shapes = [(name, agents) for name in ("0.6B", "4B") for agents in AGENTS] if cuda else [("tiny", 2)]
+class At(NamedTuple):
+    """Where the work is done."""
+
+    device: str
+    small: bool
+    """Whether only to show that it runs."""
+
+
+GPU = At("cuda", small=False)
+
+
+class Part(NamedTuple):
+    """Measurements in one process."""
+
+    limit: float
+    """Seconds after which the process is stopped."""
+    works: Mapping[tuple[str, ...], Callable[[], Mapping[str, Any]]]
+    """Each measurement by its place in the results."""
+
+
+def parts(at: At) -> Mapping[str, Part]:
+    """Return what is measured, in order of worth."""
+    sizes = ("tiny",) if at.small else ("0.6B", "4B")
+    shapes = [(size, agents) for size in sizes for agents in ((2,) if at.small else AGENTS)]
+    tokens = 1024 if at.small else UPDATE_TOKENS
+
+    def decode(size: str, agents: int, recorder_on: gpu_work.Recorder) -> dict[str, float]:
+        return decode_step(_model(size, at, agents), agents, at, recorder_on)
+
+    def talk(size: str, agents: int, *, even: bool) -> dict[str, float]:
+        return conversations(_model(size, at, agents), agents, at, even=even)
+
+    def named(
+        kind: str, work: str, of: Callable[[str, int], Any], pairs: Any = shapes
+    ) -> dict[tuple[str, ...], Any]:
+        return {(kind, f"{size}, {agents} agents", work): partial(of, size, agents) for size, agents in pairs}
+
+    two = [(size, 2) for size in sizes]
+    models = [
+        named("models", "decode", partial(decode, recorder_on=on_cuda)),
+        named("models", f"update, {UPDATE_TOKENS:,} tokens", partial(update, at=at, tokens=tokens)),
+    ]
+    with_vllm = (
+        named("peers", "step with vLLM", partial(trl_step, at=at, vllm=True), two)
+        if find_spec("vllm")
+        else {}
+    )
     return {
-        "environment": partial(environment, device),
-        "constants": partial(constants, device),
-        "log-probs": {
-            dtype: partial(log_probs, dtype, device) for dtype in ("float32", "bfloat16", "float16")
-        },
-        "models": {
-            f"{name}, {agents} agents": partial(shaped, name, agents, device) for name, agents in shapes
-        },
-        "peers": {
-            f"{name}, {agents} agents": partial(peers, name, agents, device) for name, agents in shapes
-        },
-        "sampling": {
-            f"{name}, {dtype}, {adapters} adapters": partial(
-                sampling, size, dtype, device, adapters, rows, new
-            )
-            for name, size in (("1M", small), ("10M", middle), ("large", large))
-            for dtype, adapters in (("float32", 1), ("bfloat16", 1), ("bfloat16", 4))
-        },
-        "adapters": {
-            f"{name}, {count} adapters x {each} sequences": partial(adapters_pass, size, device, count, each)
-            for name, size in (("10M", middle), ("large", large))
-            for count, each in ((2, 2), (8, 2), (16, 1), (16, 8), (2, 32))
-        },
-        "kernels": {
-            f"{name}, {dtype}, {answers} answers to each prompt": partial(
-                kernels_pass, size, dtype, device, answers
-            )
-            for name, size in (("10M", middle), ("large", large))
-            for dtype, answers in (("float32", 1), ("bfloat16", 1), ("bfloat16", 8))
-        },
-        "rest": partial(rest, middle, device, rows, new),
-    }
+        "machine": Part(60, {("environment",): partial(environment, at), ("constants",): partial(constants, at)}),
+        "correctness": Part(180, {
+            **{("kernels", f"{name}, {dtype}"): partial(layer, kind, dtype, at) for name, kind in KINDS.items() for dtype in DTYPES},
+            **{("log-probs", dtype): partial(log_probs, dtype, at) for dtype in DTYPES},
+        }),
+        "models": Part(240, {place: each[place] for own in zip(*models, strict=True) for each, place in zip(models, own, strict=True)}),
+        "steps": Part(210, {
+            **named("models", "step", partial(whole_step, at=at), two),
+            **with_vllm,
+            **named("peers", "step", partial(trl_step, at=at, vllm=False), two),
+        }),
+        "long": Part(120, {("long", size): partial(long_update, size, at) for size in sizes}),
+        "mismatch": Part(90, {("mismatch", size): partial(mismatch, size, at) for size in sizes}),
+        "more": Part(600, {
+            **named("models", "decode, plain", partial(decode, recorder_on=nowhere)),
+            **named("models", "conversations, even", partial(talk, even=True)),
+            **named("models", "conversations, uneven", partial(talk, even=False)),
+            **named("peers", "decode", partial(generate_step, at=at)),
+        }),
+    }  # fmt: skip
 
 
-def run(device: str = "cuda", wanted: Sequence[str] = (), out: Path | None = None) -> dict[str, Any]:
-    """Return what the sections measure, all or those that are wanted; `out` holds it as soon as it is known."""
-    if device == "cuda" and not torch.cuda.is_available():
+NAMED_ONLY = ("more",)
+"""What runs only if it is named."""
+
+
+def run(
+    at: At = GPU,
+    wanted: Sequence[str] = (),
+    out: Path | None = None,
+    limit: float | None = None,
+) -> dict[str, Any]:
+    """Return what the parts measure, all or those that are wanted; `out` holds it as soon as it is known.
+
+    Each part runs in its own process, at most for `limit` seconds; by default for the limit of the part.
+    """
+    if at.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device, and torch sees none.")
-    found: dict[str, Any] = {}
+    if out is None:
+        with tempfile.TemporaryDirectory() as folder:
+            return run(at, wanted, Path(folder) / "results.json", limit)
+    _write(out, {"parts": {}})
+    for name, part in parts(at).items():
+        if name in wanted or name == "machine" or not (wanted or name in NAMED_ONLY):
+            began, most = time.perf_counter(), part.limit if limit is None else limit
+            ended = _in_a_process([name, at.device, str(int(at.small)), str(out)], most)
+            found = json.loads(out.read_text("utf-8"))
+            found["parts"][name] = {"seconds": time.perf_counter() - began, "limit": most, "ended": ended}
+            _write(out, found)
+    return dict(json.loads(out.read_text("utf-8")))
 
-    def kept(into: dict[str, Any], name: str, measure: Callable[[], Any]) -> None:
+
+def _in_a_process(words: Sequence[str], limit: float) -> str:
+    """Run a part in a process, and return how the process ended."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "part", *words]
+    child = subprocess.Popen(command, stdout=sys.stderr, start_new_session=True)  # noqa: S603 - this module
+    try:
+        code = child.wait(limit)
+    except subprocess.TimeoutExpired:
+        return f"stopped after {limit:g} s"
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)  # vLLM has processes of its own
+            child.wait()
+    return "complete" if code == 0 else f"exit code {code}"
+
+
+def run_part(name: str, device: str, small: str, out: str) -> None:
+    """Run the measurements of a part, and write each into the file."""
+    at, path = At(device, small == "1"), Path(out)
+    for place, measure in parts(at)[name].works.items():
         began = time.perf_counter()
-        into[name] = measure()
-        print(f"{time.perf_counter() - began:6.1f} s  {name}", file=sys.stderr, flush=True)
-        if out is not None:
-            out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
-
-    for section, measured in sections(device).items():
-        if wanted and section not in wanted and section not in ("environment", "constants"):
-            continue
-        if callable(measured):
-            kept(found, section, measured)
-            continue
-        found[section] = {}
-        for name, measure in measured.items():
-            kept(found[section], name, measure)
-    return found
+        measured = _tried(measure, at.device)
+        found = json.loads(path.read_text("utf-8"))
+        into = found
+        for each in place[:-1]:
+            into = into.setdefault(each, {})
+        into[place[-1]] = measured
+        _write(path, found)
+        print(f"{time.perf_counter() - began:6.1f} s  {', '.join(place)}", file=sys.stderr, flush=True)
 
 
-def environment(device: str) -> dict[str, Any]:
+def _tried(measure: Callable[[], Mapping[str, Any]], device: str) -> dict[str, Any]:
+    """Return what some work measures and the most bytes it held, or why it could not be done."""
+    cuda = device == "cuda"
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        return dict(measure()) | ({"most bytes": torch.cuda.max_memory_allocated()} if cuda else {})
+    except torch.OutOfMemoryError as error:
+        return {"out of memory": str(error).split(".", maxsplit=1)[0]}
+    except ImportError as error:
+        return {"missing": str(error)}
+    except Exception as error:  # noqa: BLE001 - the other measurements still run
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]}
+
+
+def _write(out: Path, found: Mapping[str, Any]) -> None:
+    """Replace the file at once: a part may be stopped at any time."""
+    part = out.with_suffix(".part")
+    part.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    part.replace(out)
+
+
+def _model(size: str, at: At, agents: int = 0) -> LanguageModel:
+    return gpu_work.ours(gpu_work.drawn(SHAPES[size], "bfloat16", at.device), "bfloat16", agents)
+
+
+def environment(at: At) -> dict[str, Any]:
     """Return what ran this: card, driver, versions, commit."""
     import transformers
 
     card: dict[str, Any] = {}
-    if device == "cuda":
+    if at.device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         card = {"card": properties.name, "memory": properties.total_memory, "cuda": torch.version.cuda}
         card |= {
@@ -157,8 +262,9 @@ def _said_by(*command: str) -> str | None:
     return ended.stdout.split("\n", maxsplit=1)[0] or None
 
 
-def constants(device: str) -> dict[str, float]:
+def constants(at: At) -> dict[str, float]:
     """Return seconds of a launch and of a replayed kernel, memory in GB/s and bfloat16 products in TFLOP/s, as they are here."""
+    device, large = at.device, at.device == "cuda" and not at.small
     x = torch.zeros(16, device=device)
 
     def launches(count: int = 2000) -> None:
@@ -172,9 +278,9 @@ def constants(device: str) -> dict[str, float]:
         with torch.cuda.graph(graph):
             launches()
         kernel = seconds(graph.replay, device) / 2000
-    size = 1 << (28 if device == "cuda" else 22)
+    size = 1 << (28 if large else 22)
     source, target = torch.randint(256, (2, size), dtype=torch.uint8, device=device)
-    side = 8192 if device == "cuda" else 256
+    side = 8192 if large else 256
     a, b = torch.randn(2, side, side, dtype=torch.bfloat16, device=device)  # zeros would be faster
     return {
         "launch": launch,
@@ -184,26 +290,29 @@ def constants(device: str) -> dict[str, float]:
     }
 
 
-def log_probs(dtype: str, device: str) -> dict[str, float]:
-    """Return how far log-probs of the trainer are from the sampler's, and from those of a CPU in float32 (nats)."""
-    shape = SHAPES["0.6B" if device == "cuda" else "tiny"]._replace(layers=2)
-    if device == "cpu" and dtype == "float16":
-        return {}  # not every CPU computes in it
+def layer(kind: LayerKind, dtype: str, at: At) -> dict[str, float]:
+    """Return how far the decoding kernels of a layer are from plain operations on a CPU, as a share of the largest value."""
+    if at.small:
+        kind = kind._replace(width=kind.width // 16, inner=kind.inner // 16, heads=4, key_heads=2, size=16)
+    here, there = (
+        decode_ops._small_layer(torch.device(device), getattr(torch, dtype), kind)
+        for device in ("cpu", at.device)
+    )
+    far = [
+        (one.cpu() - other).abs().max() / other.abs().max() for one, other in zip(there, here, strict=True)
+    ]
+    return {"largest": float(torch.stack(far).max())}
+
+
+def log_probs(dtype: str, at: At) -> dict[str, float]:
+    """Return how far log-probs of the trainer are from the sampler's, and both from those of a CPU in float32 (nats)."""
+    shape = SHAPES["tiny" if at.small else "0.6B"]._replace(layers=2)
     model = gpu_work.ours(gpu_work.drawn(shape, dtype, "cpu"), dtype)
     reference = gpu_work.ours(gpu_work.drawn(shape, "float32", "cpu"), "float32")
     reference.model.load_state_dict(model.model.state_dict())
-    torch.nn.Module.to(model.model, device)
-    there, here = (gpu_work.learner(each, 2, 4096) for each in (model, reference))
-    decoder = Decoder(model, 2)
-    jobs = _jobs(gpu_work.names(2), 8, 64)
-    told = decoder.join(jobs)
-    while decoder.in_flight:
-        decoder.advance(64)
-    samples = [
-        Sample(str(job.adapter), (*job.prompt, *one.ids), tuple(range(PROMPT, PROMPT + len(one.ids))), {})
-        for job, one in zip(jobs, told, strict=True)
-    ]
-    sampled = torch.cat([torch.tensor(one.logprobs) for one in told])
+    torch.nn.Module.to(model.model, at.device)
+    there, here = (_stirred(gpu_work.learner(each, 2, 4096), 2) for each in (model, reference))
+    samples, sampled = _sampled(model, 2, rows=8, prompt=PROMPT, new=64)
     scored, exact = (torch.cat([each.cpu() for each in engine.score(samples)]) for engine in (there, here))
 
     def apart(one: Tensor, other: Tensor) -> dict[str, float]:
@@ -215,48 +324,79 @@ def log_probs(dtype: str, device: str) -> dict[str, float]:
         for what, far in (
             ("trainer and sampler", apart(scored, sampled)),
             ("trainer and a CPU in float32", apart(scored, exact)),
+            ("sampler and a CPU in float32", apart(sampled, exact)),
         )
         for kind, value in far.items()
     }
 
 
-def shaped(name: str, agents: int, device: str) -> dict[str, Any]:
-    """Return times and most bytes of every kind of work on a model; what runs out of memory says so."""
-    shape, cuda = SHAPES[name], device == "cuda"
-
-    def fresh() -> LanguageModel:
-        return gpu_work.ours(gpu_work.drawn(shape, "bfloat16", device), "bfloat16", agents)
-
-    def bare() -> LanguageModel:
-        return gpu_work.ours(gpu_work.drawn(shape, "bfloat16", device), "bfloat16")
-
-    works: Mapping[str, Callable[[], dict[str, float]]] = {
-        "decode": lambda: decode_step(fresh(), agents, device, on_cuda),
-        "decode, plain": lambda: decode_step(fresh(), agents, device, nowhere),
-        "conversations, even": lambda: conversations(fresh(), agents, device, even=True),
-        "conversations, uneven": lambda: conversations(fresh(), agents, device, even=False),
-        f"update, {UPDATE_TOKENS:,} tokens": lambda: update(
-            bare(), agents, device, UPDATE_TOKENS if cuda else 1024
-        ),
-        "step": lambda: whole_step(bare(), agents, device),
-    }
-    return _each(works, device)
+def _stirred(engine: TorchTrainEngine, agents: int) -> TorchTrainEngine:
+    """Draw the factors of all adapters again: at their start, they change nothing."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name in gpu_work.names(agents):
+            for tensor in engine.weights(name).values():
+                tensor.copy_(0.02 * torch.randn(tensor.shape, generator=generator))
+    return engine
 
 
-def _each(works: Mapping[str, Callable[[], dict[str, float]]], device: str) -> dict[str, Any]:
-    """Return what each kind of work measures and the most bytes it held, or why it could not be done."""
-    cuda, found = device == "cuda", dict[str, Any]()
-    for work, measure in works.items():
-        if cuda:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            found[work] = measure() | ({"most bytes": torch.cuda.max_memory_allocated()} if cuda else {})
-        except torch.OutOfMemoryError as error:
-            found[work] = {"out of memory": str(error).split(".", maxsplit=1)[0]}
-        except ImportError as error:
-            found[work] = {"missing": str(error)}
+def _sampled(
+    model: LanguageModel, agents: int, rows: int, prompt: int, new: int
+) -> tuple[list[Sample], Tensor]:
+    """Return completions of prompts, as samples for the trainer, and the log-probs of the sampler."""
+    decoder, who = Decoder(model, agents), gpu_work.names(agents)
+    jobs = [
+        Job(who[row * agents // rows], prompt_ids(row, prompt), Sampling(max_tokens=new), row)
+        for row in range(rows)
+    ]
+    told = decoder.join(jobs)
+    while decoder.in_flight:
+        decoder.advance(new)
+    samples = [
+        Sample(str(job.adapter), (*job.prompt, *one.ids), tuple(range(prompt, prompt + len(one.ids))), {})
+        for job, one in zip(jobs, told, strict=True)
+    ]
+    return samples, torch.cat([torch.tensor(one.logprobs) for one in told])
+
+
+def mismatch(size: str, at: At) -> dict[str, Any]:
+    """Return estimates of KL(sampler ‖ trainer) in nats per token, by the depth of the sampled tokens in the context.
+
+    The mean of log p − log q is unbiased and noisy; that of q/p − 1 − log(q/p) is unbiased and never negative
+    (http://joschu.net/blog/kl-approx.html).
+    """
+    depths, rows, new = ((0, 32), 4, 8) if at.small else (DEPTHS, 16, 64)
+    random = gpu_work.drawn(SHAPES[size], "bfloat16", at.device, context=16_384, tied=False)
+    # Random weights give nearly equal logits. This gain makes their standard deviation about 4, as in a trained model.
+    random.get_parameter("model.norm.weight").data.fill_(4 / (0.02 * SHAPES[size].hidden ** 0.5))
+    model = gpu_work.ours(random, "bfloat16")
+    engine = _stirred(gpu_work.learner(model, 2, 16_384), 2)
+    found = {}
+    for depth in depths:
+        samples, sampled = _sampled(model, 2, rows, max(depth, PROMPT), new)
+        ratio = torch.cat([each.cpu() for each in engine.score(samples)]).double() - sampled.double()
+        found[f"from {depth:,}"] = {
+            "kl": float(-ratio.mean()),
+            "kl, not negative": float((ratio.expm1() - ratio).mean()),
+            "largest": float(ratio.abs().max()),
+            "entropy": float(-sampled.mean()),
+            "tokens": len(ratio),
+        }
     return found
+
+
+def long_update(size: str, at: At) -> dict[str, Any]:
+    """Return tokens per second of updates on sequences of 16,384 tokens, with an adapter of rank 16, as prime-rl measures them."""
+    length, count = (256, 2) if at.small else (16_384, 4)
+    model = gpu_work.ours(gpu_work.drawn(SHAPES[size], "bfloat16", at.device, context=2 * length), "bfloat16")
+    engine = gpu_work.learner(model, 1, length, gradient_checkpointing=True)
+    samples = gpu_work.samples(1, count, length)
+    taken = seconds(lambda: engine.update(samples, gpu_work.OBJECTIVE), at.device, 2)
+    return {
+        "seconds": taken,
+        "tokens a second": count * length / taken,
+        "prime-rl, one H100": PRIME_RL.get(size),
+    }
 
 
 class _Counting:
@@ -297,20 +437,20 @@ class _Counting:
 
 
 def decode_step(
-    model: LanguageModel, agents: int, device: str, recorder_on: gpu_work.Recorder
+    model: LanguageModel, agents: int, at: At, recorder_on: gpu_work.Recorder
 ) -> dict[str, float]:
     """Return seconds of a decode step of 64 rows, tokens a second, and the share of replayed steps."""
-    rows, steps = (ROWS, STEPS) if device == "cuda" else (8, 4)
+    rows, steps = (8, 4) if at.small else (ROWS, STEPS)
     counting = _Counting(recorder_on)
     decoder = gpu_work.decoding(model, agents, rows, 8 * steps, counting)
     decoder.advance(2)
-    step = seconds(lambda: decoder.advance(steps), device) / steps
+    step = seconds(lambda: decoder.advance(steps), at.device) / steps
     return {"seconds": step, "tokens a second": rows / step, "replayed": counting.share}
 
 
-def conversations(model: LanguageModel, agents: int, device: str, *, even: bool) -> dict[str, float]:
+def conversations(model: LanguageModel, agents: int, at: At, *, even: bool) -> dict[str, float]:
     """Return seconds of 64 conversations of four turns, tokens a second, and the share of replayed steps."""
-    said = gpu_work.lengths(ROWS if device == "cuda" else 4, even=even, median=32 if device == "cuda" else 4)
+    said = gpu_work.lengths(4 if at.small else ROWS, even=even, median=4 if at.small else 32)
     counting = _Counting(on_cuda)
     engine = gpu_work.sampler(model, agents, counting)
     tokens = 0
@@ -319,12 +459,13 @@ def conversations(model: LanguageModel, agents: int, device: str, *, even: bool)
         nonlocal tokens
         tokens = gpu_work.conversations(engine, gpu_work.names(agents), said)
 
-    taken = seconds(talk, device, 1)
+    taken = seconds(talk, at.device, 1)
     return {"seconds": taken, "tokens a second": tokens / taken, "replayed": counting.share}
 
 
-def update(model: LanguageModel, agents: int, device: str, tokens: int) -> dict[str, float]:
+def update(size: str, agents: int, at: At, tokens: int) -> dict[str, float]:
     """Return seconds of an update, and of giving the sampler what was learned."""
+    model, device = _model(size, at), at.device
     engine = gpu_work.learner(model, agents, 4096)
     player = gpu_work.sampler(model, agents, on_cuda)
     samples = gpu_work.samples(agents, tokens // LENGTH)
@@ -344,35 +485,24 @@ def update(model: LanguageModel, agents: int, device: str, tokens: int) -> dict[
     return {"seconds": updated, "tokens a second": tokens / updated, "publish seconds": min(given)}
 
 
-def whole_step(model: LanguageModel, agents: int, device: str) -> dict[str, float]:
+def whole_step(size: str, agents: int, at: At) -> dict[str, float]:
     """Return seconds of a whole step of GRPO, and what its parts took."""
-    prompts, group, new = STEP if device == "cuda" else (1, 2, 8)
-    trainer = grpo_trainer(model, {"agents": agents}, prompts, group, new)
+    prompts, group, new = (1, 2, 8) if at.small else STEP
+    trainer = grpo_trainer(_model(size, at), {"agents": agents}, prompts, group, new)
     rows: list[Mapping[str, float]] = []
     taken = seconds(
-        lambda: rows.append(take_step(trainer, agents * prompts * group, new, exact=False)), device, 2
+        lambda: rows.append(take_step(trainer, agents * prompts * group, new, exact=False)), at.device, 2
     )
     return {"seconds": taken, **{name: value for name, value in rows[-1].items() if name.startswith("time/")}}
 
 
-def peers(name: str, agents: int, device: str) -> dict[str, Any]:
-    """Return what peers take for the work of `shaped`, where they are installed; each agent has its turn.
-
-    A decode step of transformers' `generate` with adapters of PEFT, and a whole step of TRL's `GRPOTrainer` with its parts.
-    """
-    works: Mapping[str, Callable[[], dict[str, float]]] = {
-        "decode": lambda: generate_step(name, agents, device),
-        "step": lambda: trl_step(name, agents, device),
-    }
-    return _each(works, device)
-
-
-def generate_step(name: str, agents: int, device: str) -> dict[str, float]:
+def generate_step(size: str, agents: int, at: At) -> dict[str, float]:
     """Return seconds of a step of transformers' `generate`, for the rows of each agent in turn."""
     import peft
 
-    rows, steps = (ROWS // agents, STEPS) if device == "cuda" else (2, 4)
-    model: Any = peft.get_peft_model(gpu_work.drawn(SHAPES[name], "bfloat16", device), lora_settings())
+    device = at.device
+    rows, steps = (2, 4) if at.small else (ROWS // agents, STEPS)
+    model: Any = peft.get_peft_model(gpu_work.drawn(SHAPES[size], "bfloat16", device), lora_settings())
     prompts_RP = torch.tensor([prompt_ids(row, gpu_work.PROMPT) for row in range(rows)]).to(device)
 
     def sample(new: int) -> None:
@@ -390,19 +520,19 @@ def generate_step(name: str, agents: int, device: str) -> dict[str, float]:
     return {"seconds": step, "tokens a second": agents * rows / step}
 
 
-def trl_step(name: str, agents: int, device: str) -> dict[str, float]:
+def trl_step(size: str, agents: int, at: At, *, vllm: bool) -> dict[str, float]:
     """Return seconds of a step of TRL's `GRPOTrainer`, and of its sampling, for each agent in turn."""
     from trl import GRPOTrainer
 
-    prompts, group, new = STEP if device == "cuda" else (1, 2, 8)
-    model = gpu_work.drawn(SHAPES[name], "bfloat16", device)
+    prompts, group, new = (1, 2, 8) if at.small else STEP
+    model = gpu_work.drawn(SHAPES[size], "bfloat16", at.device)
     plain = GRPOTrainer._generate_and_score_completions
     begun: list[float] = []
     sampled: list[float] = []
     ended: list[float] = []
 
     def now(into: list[float]) -> None:
-        _wait(device)
+        _wait(at.device)
         into.append(time.perf_counter())
 
     def generated(*given: Any, **named: Any) -> Any:
@@ -412,7 +542,7 @@ def trl_step(name: str, agents: int, device: str) -> dict[str, float]:
 
     with patch.object(GRPOTrainer, "_generate_and_score_completions", generated):
         begin, end = partial(now, begun), partial(now, ended)
-        train_trl(model, "bfloat16", prompts, group, new, 64, 3, begin, end, lora_settings())
+        train_trl(model, "bfloat16", prompts, group, new, 64, 3, begin, end, lora_settings(), vllm=vllm)
     whole = min(after - before for before, after in zip(begun[1:], ended[1:], strict=True))
     sampling = min(after - before for before, after in zip(begun[1:], sampled[1:], strict=True))
     return {"seconds": agents * whole, "sampling": agents * sampling}
@@ -458,100 +588,6 @@ def compare(measured: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def sampling(
-    size: EmbeddedConfig, dtype: str, device: str, adapters: int, rows: int, new: int
-) -> dict[str, float]:
-    """Return tokens per second without and with recorded steps."""
-    model, names = _subject(size, dtype, device, adapters)
-    jobs = _jobs(names, rows, new)
-
-    def sample(recorder_on: Callable[[torch.device], GraphRecorder | None]) -> float:
-        decoder = Decoder(model, adapters, recorder_on=recorder_on)
-
-        def work() -> None:
-            decoder.join(jobs)
-            while decoder.in_flight:
-                decoder.advance(new)
-
-        return rows * new / seconds(work, device)
-
-    plain, recorded = sample(lambda _device: None), sample(on_cuda)
-    return {"plain": plain, "recorded": recorded, "ratio": recorded / plain}
-
-
-def adapters_pass(size: EmbeddedConfig, device: str, count: int, each: int) -> dict[str, float]:
-    """Return seconds of a forward and backward pass one adapter after another, and by the rule."""
-    model, names = _subject(size, "bfloat16", device, count)
-    lengths = [TOKENS] * (count * each)
-    tokens_N = torch.tensor([token for row in range(len(lengths)) for token in prompt_ids(row, TOKENS)])
-    position_N = torch.arange(TOKENS).repeat(len(lengths)).to(device)
-    tokens_N, plan = tokens_N.to(device), plan_sequences(lengths, device)
-    route = route_of([name for name in names for _ in range(each * TOKENS)])
-
-    def work() -> None:
-        with model.computing(route):
-            loss = model.logits(model.hidden(tokens_N, position_N, plan)).logsumexp(-1).sum()
-        loss.backward()
-
-    with patch.object(routed_linear, "has_kernel", lambda _device, _dtype: False):
-        apart = seconds(work, device)
-    by_rule = seconds(work, device)
-    return {"one after another": apart, "by the rule": by_rule, "ratio": apart / by_rule}
-
-
-def kernels_pass(size: EmbeddedConfig, dtype: str, device: str, answers: int) -> dict[str, float]:
-    """Return seconds of a forward and backward pass by plain operations, and by every kernel that passes its trial.
-
-    Prompts of four lengths, with so many answers that share each; two adapters.
-    """
-    spans: list[Span] = []
-    for length in (16, TOKENS // 2, TOKENS, 2 * TOKENS):
-        start = sum(span.length for span in spans)
-        if answers == 1:
-            spans.append(Span(start, length + TOKENS, None))
-            continue
-        spans.append(Span(start, length, None))
-        starts = range(start + length, start + length + answers * TOKENS, TOKENS)
-        spans += [Span(first, TOKENS, (start, length)) for first in starts]
-    count = sum(span.length for span in spans)
-    tokens_N = torch.tensor(
-        [token for row in range(-(-count // TOKENS)) for token in prompt_ids(row, TOKENS)]
-    )
-    positions = [torch.arange(span.length) + (span.prefix[1] if span.prefix else 0) for span in spans]
-    tokens_N, position_N = tokens_N[:count].to(device), torch.cat(positions).to(device)
-
-    def taken(*, kernels: bool) -> float:
-        model, names = _subject(size, dtype, device, 2, kernels=kernels)
-        plan = plan_spans(spans, device)
-        route = route_of([names[n >= count // 2] for n in range(count)])
-
-        def work() -> None:
-            with model.computing(route):
-                loss = model.hidden(tokens_N, position_N, plan).square().sum()
-            loss.backward()
-
-        return seconds(work, device)
-
-    plain, by_kernels = taken(kernels=False), taken(kernels=True)
-    return {"plain": plain, "kernels": by_kernels, "ratio": plain / by_kernels}
-
-
-def rest(size: EmbeddedConfig, device: str, rows: int, new: int) -> dict[str, int]:
-    """Return the bytes that torch holds before a rollout, after it, and after the rest."""
-    model, names = _subject(size, "bfloat16", device, 2)
-    decoder = Decoder(model, 2, kept_tokens=1 << 20)
-    held = [_reserved(device)]
-    decoder.join(_jobs(names, rows, new))
-    while decoder.in_flight:
-        decoder.advance(new)
-    held.append(_reserved(device))
-    decoder.release_caches()
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    held.append(_reserved(device))
-    return dict(zip(("before", "after the rollout", "after the rest"), held, strict=True))
-
-
 def seconds(work: Callable[[], object], device: str, times: int = 3) -> float:
     """Return the least wall time of a few runs, after one that does not count; of a single one where `times` is 0."""
     taken = []
@@ -564,43 +600,23 @@ def seconds(work: Callable[[], object], device: str, times: int = 3) -> float:
     return min(taken[1:] or taken)
 
 
-def _subject(
-    size: EmbeddedConfig, dtype: str, device: str, adapters: int, *, kernels: bool = True
-) -> tuple[LanguageModel, list[str]]:
-    words = tokenizer()
-    reachable = len(words) - 1
-    made = build_model(size, reachable, reachable, int(words.pad_token_id))
-    model = LanguageModel(torch.nn.Module.to(made, device), words, dtype, "gpu", kernels=kernels)
-    names = [f"agent_{k}" for k in range(adapters)]
-    for seed, name in enumerate(names):
-        model.bank.add(name, Lora(), seed)
-    return model, names
-
-
-def _jobs(names: list[str], rows: int, new: int) -> list[Job]:
-    return [
-        Job(names[row * len(names) // rows], prompt_ids(row, PROMPT), Sampling(max_tokens=new), row)
-        for row in range(rows)
-    ]
-
-
 def _wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def _reserved(device: str) -> int:
-    return torch.cuda.memory_reserved() if device == "cuda" else 0
-
-
 def main(words: Sequence[str]) -> None:
     """Measure, or compare what was measured."""
+    if words[:1] == ["part"]:
+        run_part(*words[1:])
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.split("\n")[0])
+    names = [name for name in parts(At("cpu", small=True)) if name != "machine"]
+    parser.add_argument("parts", nargs="*", choices=[*names, []], help="what to measure; else all but `more`")
+    parser.add_argument("--small", action="store_true", help="a small size, which shows that it runs")
+    parser.add_argument("--cpu", action="store_true", help="a small size on the CPU")
     parser.add_argument(
-        "sections", nargs="*", choices=[*sections("cpu"), []], help="what to measure; else all"
-    )
-    parser.add_argument(
-        "--cpu", action="store_true", help="a small size on the CPU, which shows that it runs"
+        "--limit", type=float, metavar="SECONDS", help="for each part, instead of its own limit"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="where results go, one by one")
     parser.add_argument(
@@ -610,7 +626,8 @@ def main(words: Sequence[str]) -> None:
     if asked.compare is not None:
         print(compare(json.loads(asked.compare.read_text("utf-8")), json.loads(KEPT.read_text("utf-8"))))
         return
-    found = run("cpu" if asked.cpu else "cuda", asked.sections, asked.out)
+    at = At("cpu" if asked.cpu else "cuda", asked.cpu or asked.small)
+    found = run(at, asked.parts, asked.out, asked.limit)
     if asked.out is None:
         print(json.dumps(found, indent=2))
 

@@ -58,7 +58,9 @@ SHAPES: Mapping[str, Shape] = {
 """The last one shows on a CPU that a benchmark runs."""
 
 
-def drawn(shape: Shape, dtype: str, device: str, epsilon: float = 1e-6) -> PreTrainedModel:
+def drawn(
+    shape: Shape, dtype: str, device: str, epsilon: float = 1e-6, context: int = 4096, *, tied: bool = True
+) -> PreTrainedModel:
     """Return a model with random weights; its norms divide by the root of a mean square plus `epsilon`."""
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -71,9 +73,9 @@ def drawn(shape: Shape, dtype: str, device: str, epsilon: float = 1e-6) -> PreTr
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head,
-        max_position_embeddings=4096,
+        max_position_embeddings=context,
         rms_norm_eps=epsilon,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=words.eos_token_id,
         pad_token_id=words.pad_token_id,
@@ -150,10 +152,12 @@ def sampler(model: LanguageModel, agents: int, recorder_on: Recorder) -> LocalEn
     return LocalEngine({"base": model}, policies, kept_tokens=1 << 17, recorder_on=recorder_on)
 
 
-def learner(model: LanguageModel, agents: int, tokens: int) -> TorchTrainEngine:
+def learner(
+    model: LanguageModel, agents: int, tokens: int, *, gradient_checkpointing: bool = False
+) -> TorchTrainEngine:
     """Return a train engine that gives the model an adapter for each agent; passes hold `tokens` tokens."""
     policies = [Policy(name, lora=Lora()) for name in names(agents)]
-    limits = UpdateLimits(microbatch_tokens=tokens)
+    limits = UpdateLimits(microbatch_tokens=tokens, gradient_checkpointing=gradient_checkpointing)
     return TorchTrainEngine(TrainSetup({"base": model}, policies, (), OptimizerConfig(lr=1e-5), limits, 0))
 
 

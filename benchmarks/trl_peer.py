@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from benchmarks.ours import LEARNING_RATE
 from benchmarks.subjects import question, reward, tokenizer
@@ -29,10 +32,12 @@ def train_trl(
     on_end: Callable[[], None],
     lora: Any = None,
     words: Any = None,
+    *,
+    vllm: bool = False,
 ) -> None:
     """Take `steps` steps, with a call before and after each, and check that each did the required work.
 
-    `words` is the tokeniser; by default that of `subjects`.
+    `words` is the tokeniser; by default that of `subjects`. With `vllm`, vLLM samples on the same GPU.
     """
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -73,7 +78,17 @@ def train_trl(
             top_p=1.0,
             top_k=0,
             beta=0.0,
+            use_vllm=vllm,
+            vllm_mode="colocate",
+            vllm_gpu_memory_utilization=0.3,
         )
+        if vllm:  # it loads the model from its folder
+            saved = Path(folder) / "model"
+            model.save_pretrained(saved)
+            (words or tokenizer()).save_pretrained(saved)
+            loaded = type(model).from_pretrained(saved, dtype=model.dtype)
+            torch.nn.Module.to(loaded, model.device)
+            model = loaded
         peer = GRPOTrainer(
             model,
             paid,

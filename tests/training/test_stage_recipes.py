@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import call
+from tests.support.step_times import check_times
 from tests.support.tiny import SIZE
 
 from kapelle.runs.reader import read_episodes, read_evaluations, read_metrics
@@ -37,7 +39,10 @@ def rows_of(recipe: str, run: Path, *settings: str) -> dict[str, list[dict[str, 
     said = call("train", recipe, *SMALL, *settings, "--run-dir", str(run))
     assert said.code == 0, said.err
     folders = [p.parent for p in sorted(run.rglob("metrics.jsonl"))]
-    return {"" if folder == run else folder.name: read_metrics(folder) for folder in folders}
+    rows = {"" if folder == run else folder.name: read_metrics(folder) for folder in folders}
+    for row in chain(*rows.values()):
+        check_times(row)
+    return rows
 
 
 @pytest.mark.long

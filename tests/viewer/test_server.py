@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,3 +201,14 @@ def test_a_written_step_is_sent_as_an_event(tmp_path: Path) -> None:
     with client_of(tmp_path) as web:
         (source,) = web.get("/curves.json?run=live").json()["sources"]
     assert source["axes"]["step"] == [1, 2, 3]
+
+
+def test_a_run_shows_which_phase_takes_the_time(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    write_run(tmp_path / "short", steps=2)
+    with client_of(tmp_path) as web:
+        text = web.get("/run/run").text
+        assert 'aria-label="Time by phase"' not in web.get("/run/short").text
+    assert re.findall(r"(generate|update|idle) (\d+) %", text) == [("generate", "60"), ("update", "40")]
+    assert "<code>generate</code> takes 60 % of a step (0.3 of 0.5 s)" in text
+    assert "Raise <code>training.tasks_per_step</code>" in text

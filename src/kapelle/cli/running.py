@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -38,6 +38,7 @@ from kapelle.training.console import (
 )
 
 if TYPE_CHECKING:
+    from kapelle.runs.pace import Pace
     from kapelle.runs.verdict import Verdict
     from kapelle.training.trainer import Summary
     from kapelle.types import Episode, Group
@@ -119,7 +120,7 @@ def train(source: Source, title: str, *, as_json: bool, plain: bool) -> int:
 
 def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: int, stopped_by: int) -> Report:
     from kapelle.runs.definitions import has_rated_feature
-    from kapelle.runs.summary import verdict_of
+    from kapelle.runs.summary import pace_at, verdict_of
 
     # Read from the run: if it was resumed, an earlier process evaluated it before training.
     rows = [point_of(row) for row in read_evaluations(run_dir)] if is_run(run_dir) else []
@@ -142,6 +143,7 @@ def _report(watch: Watch, summary: Summary | None, run_dir: Path, parameters: in
         notes=tuple(watch.notes),
         changes=tuple(watch.changes),
         verdict=verdict_of(run_dir),
+        pace=pace_at(run_dir),
     )
 
 
@@ -228,6 +230,8 @@ class Report:
     """The changes since the last start of a resumed run."""
     verdict: Verdict | None = None
     """The assessment of whether the run is healthy, or None if the run cannot be read."""
+    pace: Pace | None = None
+    """How the time of the last steps is divided into phases, or None if the run has too few steps."""
     earlier: int | None = None
     """The step of the oldest checkpoint, as an opponent in a game. The value is None if the run is not a game or has no other
     checkpoint."""
@@ -272,6 +276,7 @@ class Report:
             **{name: [note for of, note in self.notes if of == name] for name in ("data", "engine")},
             "changed": list(self.changes),
             "health": None if self.verdict is None else self.verdict.row(),
+            "pace": None if self.pace is None else asdict(self.pace),
         }
 
     def lines(self) -> list[str]:
@@ -287,6 +292,7 @@ class Report:
         rows += self.notes
         rows += [("changed", change) for change in self.changes]
         rows += [("health", line) for line in (self.verdict.lines() if self.verdict else ())]
+        rows += [("pace", self.pace.line())] if self.pace and self.pace.change else []
         rows += [("run", run), ("see it", command("view", run))]
         if self.earlier is None:
             rows.append(("measure", command("eval", run)))

@@ -113,6 +113,7 @@ def _show(place: Path, *, as_json: bool) -> int:
         kept_checkpoints,
         last_evaluation,
         own_settings,
+        pace_at,
         summarise,
         telling,
     )
@@ -165,6 +166,8 @@ def _show(place: Path, *, as_json: bool) -> int:
     if summary.verdict is not None and not (failure is not None and summary.verdict.word == "young"):
         for line in summary.verdict.lines():
             say(f"  {line}")
+    if (pace := pace_at(place)) is not None and pace.change:
+        say(f"  {pace.line()}")
     for line in read_excluded(place):
         say(f"excluded: {printable(line, 400)}")
     say("settings that differ from the defaults")

@@ -13,6 +13,7 @@ from kapelle.errors import CheckpointError, KapelleError, RunDirectoryError
 from kapelle.runs.checkpoint_folder import list_checkpoints, verify
 from kapelle.runs.definitions import has_rated_feature, none_scored, progress_metrics
 from kapelle.runs.failure import Failure, first_errors, read_failure
+from kapelle.runs.pace import Pace, pace_of
 from kapelle.runs.reader import (
     is_run,
     read_config,
@@ -142,6 +143,14 @@ def verdict_of(run: Path) -> Verdict | None:
     """Return the verdict on a run (such as healthy, flat or diverging), or None if the run cannot be read."""
     try:
         return judged(read_metrics(run), settings_of(run), read_evaluations(run))
+    except (KapelleError, OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def pace_at(run: Path) -> Pace | None:
+    """Return how the time of the last steps is divided into phases, or None if the run cannot be read or has too few steps."""
+    try:
+        return pace_of(_columns(read_metrics(run)), settings_of(run))
     except (KapelleError, OSError, ValueError, TypeError, KeyError):
         return None
 

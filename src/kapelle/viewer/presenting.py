@@ -16,6 +16,7 @@ from kapelle.runs.blamed import blame_files
 from kapelle.runs.checkpoint_folder import list_checkpoints
 from kapelle.runs.failure import LOG
 from kapelle.runs.findings import read_evaluated, read_notes
+from kapelle.runs.pace import pace_of
 from kapelle.runs.reader import read_excluded
 from kapelle.runs.recorded import all_losses
 from kapelle.runs.summary import flat, opposed, plays_against, troubles
@@ -103,6 +104,20 @@ def verdict(run: ViewedRun) -> Verdict:
             found = judge(table.axes["step"], table.columns, run.evaluations, opposed=against)
             run.verdict = run.edition, found
         return run.verdict[1]
+
+
+def pace(run: ViewedRun) -> dict[str, Any] | None:
+    """Return the bars of the phases of a step, as percentages and colours, and the sentence about the phase that dominates."""
+    with run.lock:
+        run.refresh()
+        found = pace_of(run.metrics.columns, run.settings())
+    if found is None:
+        return None
+    bars, start = [], 0.0
+    for k, (name, share) in enumerate(found.shares.items()):  # the colours of the curve of times
+        bars.append({"name": name, "start": 100 * start, "width": 100 * share, "color": k % 7 + 1})
+        start += share
+    return {"steps": found.steps, "seconds": found.seconds, "bars": bars, "line": found.line()}
 
 
 def _parts(measured: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -49,6 +49,7 @@ from kapelle.viewer.presenting import (
     ended,
     listed,
     newest_episodes,
+    pace,
     readers,
     settings_rows,
     team_rows,
@@ -462,7 +463,8 @@ def _runs(library: Library, request: Request) -> Response:
 
 def _run(library: Library, request: Request) -> Response:
     run = run_of(library, request.path_params["key"])
-    return html("run.html", run=listed(run), warnings=warnings(run), compared=compared(run), ended=ended(run))
+    parts = {"warnings": warnings(run), "compared": compared(run), "ended": ended(run), "pace": pace(run)}
+    return html("run.html", run=listed(run), **parts)
 
 
 def _events(library: Library, request: Request) -> Response:

@@ -21,6 +21,7 @@ import pytest
 import torch
 from tests.features.ahead.test_queue import SMALL
 from tests.runtime.test_guard import gone, until
+from tests.support.step_times import check_times
 from tests.support.tiny import frozen_copy
 from torch import Tensor
 
@@ -81,6 +82,7 @@ def check_ages(steps: Sequence[Step], most: int = 2) -> int:
     for step in steps:
         assert step.metrics.get("parity/max", 0.0) <= 1e-4
         assert 0.0 <= step.metrics["staleness"] <= most
+        check_times(step.metrics)
     return sum(bool(turn.versions) for _, turn in turns)
 
 
