@@ -66,6 +66,7 @@ def test_a_response_is_found_within_what_is_possible_and_the_run_is_left_alone(
     assert row["nash_conv_at_least"] < row["nash_conv_found"]
 
 
+@pytest.mark.slow
 def test_only_the_agent_learns_and_its_gain_is_taken_game_by_game(tmp_path: Path) -> None:
     """Both are paid 1 if the second says B: in the same games the first gains nothing, and the second something in each of few."""
     payoffs = {"AA": 0.0, "BA": 0.0, "AB": 1.0, "BB": 1.0}

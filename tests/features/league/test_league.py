@@ -324,12 +324,13 @@ def test_results_compare_payoffs_and_ratings_allow_for_games_of_one_deal() -> No
     assert drawn["self@0"] / drawn["self@2"] == pytest.approx((1 - points) ** 2 / 0.25)
 
 
+@pytest.mark.slow
 def test_played_tables_come_near_the_exact_ones() -> None:
-    """Payoffs of the same two members, by enumeration and from 300 games of each pair."""
+    """Payoffs of the same two members, by enumeration and from 100 games of each pair."""
     pytest.importorskip("scipy")
     team = {"agents": [{"name": "first", "weights": ONE}, {"name": "second", "weights": ONE}]}
     team["sampling"] = {"max_tokens": 2, "choices": "legal", "temperature": 0.7}  # type: ignore[assignment]
-    league = {"population": {"name": "psro", "games": 300}, "enter": {"every": 1}}
+    league = {"population": {"name": "psro", "games": 100}, "enter": {"every": 1}}
     tables = []
     for exact in ({}, {"exact": 0}):
         with Trainer(
@@ -337,7 +338,7 @@ def test_played_tables_come_near_the_exact_ones() -> None:
         ) as trainer:
             trainer.train(1)
             tables.append(dict(league_of(trainer).pool.payoffs))
-    assert tables[1] == pytest.approx(tables[0], abs=0.3)
+    assert tables[1] == pytest.approx(tables[0], abs=0.5)
     assert max(tables[0].values()) - min(tables[0].values()) > 1.0
 
 
