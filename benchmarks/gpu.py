@@ -556,7 +556,7 @@ def compare(measured: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
     own = Card(here["gb_s"], here["tflop_s"], "measured")
     lines = [f"{name or 'a CPU'}: {measured['environment']['torch']}", ""]
     lines += [f"{'work':44} {'measured':>10} {'estimated':>10} {'by its own figures':>19}  (ms)"]
-    for model, works in measured["models"].items():
+    for model, works in measured.get("models", {}).items():
         counts: Mapping[str, Counted] = kept["now"].get(model, {})
         for work, found in works.items():
             for title, key in ((work, "seconds"), ("publish", "publish seconds")):
@@ -576,7 +576,7 @@ def compare(measured: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
     lines += ["", f"{'beside peers':44} {'ours':>10} {'theirs':>10} {'theirs / ours':>19}  (ms)"]
     for model, works in measured.get("peers", {}).items():
         for work, found in works.items():
-            mine = measured["models"].get(model, {}).get(work, {})
+            mine = measured.get("models", {}).get(model, {}).get(work, {})
             if "seconds" in found and "seconds" in mine:
                 one, other = mine["seconds"], found["seconds"]
                 lines.append(
