@@ -65,7 +65,7 @@ KINDS: Mapping[str, LayerKind] = {
 PRIME_RL: Mapping[str, int] = {"0.6B": 13_342, "4B": 6_229}
 """Tokens per second that prime-rl publishes for one H100 (2026-11): adapters of rank 16, sequences of 16,384 tokens, FlashAttention 3,
 blocks computed again in the backward pass."""
-DEPTHS = (0, 512, 1024, 2048, 4096, 8192)
+DEPTHS = (64, 512, 1024, 2048, 4096, 8192)
 """The first tokens of the stretches of a context whose divergence is measured; tinker-cookbook names 2e-4 for dense models."""
 PROMPT = 64
 STEP = (4, 8, 128)
@@ -365,7 +365,7 @@ def mismatch(size: str, at: At) -> dict[str, Any]:
     The mean of log p − log q is unbiased and noisy; that of q/p − 1 − log(q/p) is unbiased and never negative
     (http://joschu.net/blog/kl-approx.html).
     """
-    depths, rows, new = ((0, 32), 4, 8) if at.small else (DEPTHS, 16, 64)
+    depths, rows, new = ((32, 256), 4, 8) if at.small else (DEPTHS, 16, 64)
     random = gpu_work.drawn(SHAPES[size], "bfloat16", at.device, context=16_384, tied=False)
     # Random weights give nearly equal logits. This gain makes their standard deviation about 4, as in a trained model.
     random.get_parameter("model.norm.weight").data.fill_(4 / (0.02 * SHAPES[size].hidden ** 0.5))
@@ -373,7 +373,7 @@ def mismatch(size: str, at: At) -> dict[str, Any]:
     engine = _stirred(gpu_work.learner(model, 2, 16_384), 2)
     found = {}
     for depth in depths:
-        samples, sampled = _sampled(model, 2, rows, max(depth, PROMPT), new)
+        samples, sampled = _sampled(model, 2, rows, depth, new)
         ratio = torch.cat([each.cpu() for each in engine.score(samples)]).double() - sampled.double()
         found[f"from {depth:,}"] = {
             "kl": float(-ratio.mean()),
@@ -556,7 +556,7 @@ def compare(measured: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
     own = Card(here["gb_s"], here["tflop_s"], "measured")
     lines = [f"{name or 'a CPU'}: {measured['environment']['torch']}", ""]
     lines += [f"{'work':44} {'measured':>10} {'estimated':>10} {'by its own figures':>19}  (ms)"]
-    for model, works in measured["models"].items():
+    for model, works in measured.get("models", {}).items():
         counts: Mapping[str, Counted] = kept["now"].get(model, {})
         for work, found in works.items():
             for title, key in ((work, "seconds"), ("publish", "publish seconds")):
@@ -576,7 +576,7 @@ def compare(measured: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
     lines += ["", f"{'beside peers':44} {'ours':>10} {'theirs':>10} {'theirs / ours':>19}  (ms)"]
     for model, works in measured.get("peers", {}).items():
         for work, found in works.items():
-            mine = measured["models"].get(model, {}).get(work, {})
+            mine = measured.get("models", {}).get(model, {}).get(work, {})
             if "seconds" in found and "seconds" in mine:
                 one, other = mine["seconds"], found["seconds"]
                 lines.append(
@@ -585,6 +585,16 @@ def compare(measured: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
             else:
                 said = found.get("missing") or found.get("out of memory") or "not measured by us"
                 lines.append(f"{f'{model}: {work}':44} {said}")
+    for size, found in measured.get("long", {}).items():
+        theirs = PRIME_RL.get(size)
+        lines.append(
+            f"{size}: {found.get('tokens a second', 0):,.0f} tokens a second of 16,384 each; prime-rl {theirs or 0:,}"
+        )
+    for size, depths in measured.get("mismatch", {}).items():
+        kls = (
+            f"{depth} {found['kl, not negative']:.1e}" for depth, found in depths.items() if "from" in depth
+        )
+        lines.append(f"{size}: KL of sampler and trainer by depth: {', '.join(kls)}")
     return "\n".join(lines)
 
 

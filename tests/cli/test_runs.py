@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Kapelle
 from tests.support.five_steps import files, run, trained
+from tests.support.viewed_runs import write_run
 
 __all__ = ["run", "trained"]
 
@@ -78,3 +79,10 @@ def test_one_run_is_shown_with_its_settings_checkpoints_metrics_and_failures(
     shown = kapelle("runs", "show", run, "--json").json
     assert [each["step"] for each in shown["checkpoints"]] == [0, 1, 2, 3, 4]
     assert shown["last"]["step"] == 4
+
+
+def test_show_says_which_phase_takes_the_time(kapelle: Kapelle, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    said = kapelle("runs", "show", run)
+    assert "`generate` takes 60 % of a step (0.3 of 0.5 s)" in said.out
+    assert "Raise `training.tasks_per_step`" in said.out

@@ -20,6 +20,9 @@ OVERLAPS = 0.2
 FEW_ROWS = 256
 """Below this number of rows, another row makes a decoding step only slightly longer (`docs/performance.md`)."""
 
+LARGE = 1e12
+"""The bound of plausible values. Other values, which damaged files may contain, are ignored."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -51,7 +54,9 @@ def pace_of(
     count = min(steps, max(map(len, columns.values()), default=0) - 1)
 
     def mean(name: str) -> float:
-        values = [value for value in columns.get(name, ())[1:][-count:] if value is not None]
+        values = [
+            value for value in columns.get(name, ())[1:][-count:] if value is not None and 0 <= value < LARGE
+        ]
         return fmean(values) if values else 0.0
 
     parts = {name: mean(f"time/{name}") for name in (*ACTIVITIES, "idle") if f"time/{name}" in columns}
