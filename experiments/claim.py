@@ -104,7 +104,7 @@ class Claim:
     setting: str
     """What is played, in a sentence or two."""
     rates: tuple[float, ...] = (1.0,)
-    """Learning rates, the same for all arms; each arm takes the one with the greatest `chosen_by` over three seeds of their own."""
+    """Learning rates with which all arms begin; each arm takes the one with the greatest `chosen_by` (`running.run`). One rate is not chosen."""
     chosen_by: str = "area"
     seeds: int = 10
     one_run: bool = False
