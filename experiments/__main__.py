@@ -16,7 +16,7 @@ import importlib.util
 import sys
 
 from experiments.claim import claims
-from experiments.page import write_page
+from experiments.page import entries, write_page
 from experiments.running import FIRST, REPETITION, keep, kept, run, turned, verdict_line
 from kapelle.errors import did_you_mean
 
@@ -36,9 +36,13 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     known = claims()
     if given.command == "list":
-        for name, claim in known.items():
-            results = kept(name)
-            print(verdict_line(claim, results) if results else f"{name}: not run")
+        found = entries()
+        for name in known:
+            print(
+                f"{name}: {found[name].words()}, {found[name].count()}"
+                if name in found
+                else f"{name}: not run"
+            )
         return 0
     if given.command == "run" and given.names == ["quick"]:
         return _quick(given.jobs)

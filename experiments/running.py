@@ -187,6 +187,7 @@ def run(
         json.loads(json.dumps(claim.arms, default=str)),
         source_of(claim),
         {name: importlib.metadata.version(name) for name in ("kapelle", "torch", "numpy")},
+        len(drawn.sweep),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from experiments.claim import Claim, Result, better, claims, overall
-from experiments.running import EXTENSIONS, FIRST, REPETITION, kept, run, source_of, turned
+from experiments.running import EXTENSIONS, FIRST, REPETITION, run, source_of, turned
 
 from experiments import page
 
@@ -108,14 +108,29 @@ def test_a_verdict_that_turns_is_named(of_numbers: Claim, tmp_path: Path) -> Non
     assert line.startswith("group_baseline: `up` exceeds `down`")
 
 
+def test_a_verdict_needs_a_repetition_that_agrees(of_numbers: Claim, tmp_path: Path) -> None:
+    first = run(of_numbers, folder=tmp_path)
+    again = run(of_numbers, folder=tmp_path, drawn=REPETITION)
+    assert page.Entry(of_numbers, first).words() == "shown once"
+    entry = page.Entry(of_numbers, first, again)
+    assert (entry.words(), entry.repetition()) == ("**shown**", "shown again")
+    other = replace(again, runs={arm: [{"area": 0.5}] * 10 for arm in again.runs})
+    lost = page.Entry(of_numbers, first, other)
+    assert (lost.words(), lost.repetition()) == ("**not shown**", "not shown")
+    few = replace(first, seeds=3)
+    assert page.Entry(of_numbers, few).words() == "shown once in 3 seeds"
+    assert page.Entry(of_numbers, few, again).words() == "**shown** in 3 and 10 seeds"
+
+
 def test_the_page_says_what_the_results_say() -> None:
-    known = {name: (claim, found) for name, claim in claims().items() if (found := kept(name))}
+    known = page.entries()
     assert page.PAGE.read_text("utf-8") == page.page_of(known), "run: python -m experiments page"
     assert {path.stem for path in page.FOLDER.glob("*.md")} == set(known)
-    for name, (claim, found) in known.items():
-        assert (page.FOLDER / f"{name}.md").read_text("utf-8") == page.claim_page(claim, found)
-        assert found.source == source_of(claim), f"run: python -m experiments run {name}"
+    for name, entry in known.items():
+        assert (page.FOLDER / f"{name}.md").read_text("utf-8") == page.claim_page(entry)
+        for results in filter(None, (entry.first, entry.repeated)):
+            assert results.source == source_of(entry.claim), f"run: python -m experiments run {name}"
         assert (page.PICTURES / f"{name}.svg").exists()
-    for algorithm in sorted({each for claim, _ in known.values() for each in claim.algorithms}):
+    for algorithm in sorted({each for entry in known.values() for each in entry.claim.algorithms}):
         text = (page.DOCS / "algorithms" / f"{algorithm}.md").read_text("utf-8")
         assert text == page.with_verdicts(text, algorithm, known), "run: python -m experiments page"
