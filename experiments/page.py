@@ -15,6 +15,7 @@ from experiments.running import kept
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "claims.md"
 FOLDER = DOCS / "claims"
+ADVICE = DOCS / "explanations" / "which_algorithm.md"
 PICTURES = DOCS / "pictures" / "claims"
 BEGIN, END = "<!-- claims -->", "<!-- end of claims -->"
 SECTIONS: tuple[tuple[Verdict, str], ...] = (
@@ -48,8 +49,8 @@ A claim is **shown** if all its predictions are shown in both runs. It is **cont
 contradicted in both runs. *Shown once* and *contradicted once* mean that the claim is not repeated yet. In all other cases it is
 **not shown**. With fewer than ten seeds, the verdict states their number.
 
-First runs before December 2026 chose rates with three seeds and did not extend the grid; the repetitions use the rule
-above. The experiment's file describes the setting and states which settings were changed after a first run. Most
+Most first runs chose rates with three seeds and did not extend the grid, as their pages state; the repetitions use the
+rule above. The experiment's file describes the setting and states which settings were changed after a first run. Most
 experiments train tables of logits on [diagnostic environments](environments/generated.md#diagnostic-environments), for
 which the exact return is known; a few train a tiny language model.
 
@@ -89,6 +90,15 @@ class Entry:
         few = f" in {' and '.join(map(str, seeds))} seeds" if min(seeds) < ENOUGH else ""
         return (f"{verdict} once" if once else f"**{verdict}**") + few
 
+    def brief(self) -> str:
+        """Return the verdict in two or three words; *in part* if more than half of the predictions are shown."""
+        verdict = self.verdict()
+        parts = [each.verdict == "shown" for each in self.judged()]
+        if verdict == "not shown":
+            return "in part" if sum(parts) > len(parts) / 2 else verdict
+        part = " in part" if verdict == "contradicted" and any(parts) else ""
+        return verdict + part + ("" if self.repeated else " once")
+
     def count(self) -> str:
         """Return how many of the predictions are shown."""
         judged = self.judged()
@@ -124,6 +134,7 @@ def write_page() -> None:
     for algorithm in sorted({name for entry in known.values() for name in entry.claim.algorithms}):
         file = DOCS / "algorithms" / f"{algorithm}.md"
         file.write_text(with_verdicts(file.read_text("utf-8"), algorithm, known), "utf-8")
+    ADVICE.write_text(with_brief(ADVICE.read_text("utf-8"), known), "utf-8")
 
 
 def page_of(known: Mapping[str, Entry]) -> str:
@@ -152,7 +163,7 @@ def counts(known: Mapping[str, Entry]) -> str:
     order = ("contradicted", "contradicted once", "shown", "shown once", "not shown")
     found = ", ".join(f"{words[one]} {one}" for one in order if words[one])
     repeated = sum(entry.repeated is not None for entry in known.values())
-    return f"Of {len(known)} claims, {repeated} are repeated: {found}."
+    return f"Of {len(known)} claims, {repeated} are\nrepeated. Verdicts: {found}."
 
 
 def _row(entry: Entry) -> str:
@@ -239,6 +250,12 @@ def with_verdicts(text: str, algorithm: str, known: Mapping[str, Entry]) -> str:
     if BEGIN in text:
         return re.sub(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: block, text, flags=re.DOTALL)
     return f"{text.rstrip()}\n\n{block}\n"
+
+
+def with_brief(text: str, known: Mapping[str, Entry]) -> str:
+    """Return a text whose links to claims state their verdicts, where they stated one before."""
+    stated = r"\[(?:shown|not shown|in part|contradicted)(?: in part)?(?: once)?\]\(\.\./claims\.md#(\w+)\)"
+    return re.sub(stated, lambda found: f"[{known[found[1]].brief()}](../claims.md#{found[1]})", text)
 
 
 # -------- Pictures

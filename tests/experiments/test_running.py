@@ -117,6 +117,11 @@ def test_a_verdict_needs_a_repetition_that_agrees(of_numbers: Claim, tmp_path: P
     other = replace(again, runs={arm: [{"area": 0.5}] * 10 for arm in again.runs})
     lost = page.Entry(of_numbers, first, other)
     assert (lost.words(), lost.repetition()) == ("**not shown**", "not shown")
+    assert [each.brief() for each in (page.Entry(of_numbers, first), entry, lost)] == [
+        "shown once",
+        "shown",
+        "not shown",
+    ]
     few = replace(first, seeds=3)
     assert page.Entry(of_numbers, few).words() == "shown once in 3 seeds"
     assert page.Entry(of_numbers, few, again).words() == "**shown** in 3 and 10 seeds"
@@ -134,3 +139,5 @@ def test_the_page_says_what_the_results_say() -> None:
     for algorithm in sorted({each for entry in known.values() for each in entry.claim.algorithms}):
         text = (page.DOCS / "algorithms" / f"{algorithm}.md").read_text("utf-8")
         assert text == page.with_verdicts(text, algorithm, known), "run: python -m experiments page"
+    advice = page.ADVICE.read_text("utf-8")
+    assert advice == page.with_brief(advice, known), "run: python -m experiments page"
