@@ -96,8 +96,9 @@ class Entry:
         parts = [each.verdict == "shown" for each in self.judged()]
         if verdict == "not shown":
             return "in part" if sum(parts) > len(parts) / 2 else verdict
-        part = " in part" if verdict == "contradicted" and any(parts) else ""
-        return verdict + part + ("" if self.repeated else " once")
+        if self.repeated is None:
+            return f"{verdict} once"
+        return verdict if verdict == "shown" or not any(parts) else f"{verdict} in part"
 
     def count(self) -> str:
         """Return how many of the predictions are shown."""
