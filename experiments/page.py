@@ -30,7 +30,9 @@ ENOUGH = 10
 HEAD = """# Claims
 
 Each algorithm was published with a claim about what it improves. This page lists one experiment for each claim, with its
-verdict: first the contradicted claims, then the shown ones, then the others. {counts}
+verdict: first the contradicted claims, then the shown ones, then the others.
+
+{counts}
 
 ## How a verdict is reached
 
@@ -164,7 +166,7 @@ def counts(known: Mapping[str, Entry]) -> str:
     order = ("contradicted", "contradicted once", "shown", "shown once", "not shown")
     found = ", ".join(f"{words[one]} {one}" for one in order if words[one])
     repeated = sum(entry.repeated is not None for entry in known.values())
-    return f"Of {len(known)} claims, {repeated} are\nrepeated. Verdicts: {found}."
+    return f"Of {len(known)} claims, {repeated} are repeated. Verdicts: {found}."
 
 
 def _row(entry: Entry) -> str:
