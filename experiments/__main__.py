@@ -1,11 +1,12 @@
 """The command line of the experiments.
 
     python -m experiments list
-    python -m experiments run NAME …|all|quick [--jobs N]
+    python -m experiments run NAME …|all|quick [--repeat] [--jobs N]
     python -m experiments page
 
-`run` continues where it was stopped, keeps the results in `experiments/results`, and draws the page again. `quick` runs a few seeds of
-the claims that are cheap, changes nothing, and fails if a prediction that was shown no longer holds.
+`run` continues where it was stopped, keeps the results in `experiments/results`, and draws the page again. With `--repeat` it chooses
+rates and judges with seeds that the first run did not use, at least ten, and keeps the results in `experiments/results/repeated`.
+`quick` runs a few seeds of the claims that are cheap, changes nothing, and fails if a prediction that was shown no longer holds.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import importlib.util
 import sys
 
 from experiments.claim import claims
-from experiments.page import write_page
-from experiments.running import keep, kept, run, turned, verdict_line
+from experiments.page import entries, write_page
+from experiments.running import FIRST, REPETITION, keep, kept, run, turned, verdict_line
 from kapelle.errors import did_you_mean
 
 
@@ -31,12 +32,17 @@ def main(arguments: list[str]) -> int:
     running = commands.add_parser("run", help="run claims by name, all of them, or the quick check")
     running.add_argument("names", nargs="+", metavar="NAME|all|quick")
     running.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
+    running.add_argument("--repeat", action="store_true", help="again, with new seeds for rates and verdicts")
     given = parser.parse_args(arguments)
     known = claims()
     if given.command == "list":
-        for name, claim in known.items():
-            results = kept(name)
-            print(verdict_line(claim, results) if results else f"{name}: not run")
+        found = entries()
+        for name in known:
+            print(
+                f"{name}: {found[name].words()}, {found[name].count()}"
+                if name in found
+                else f"{name}: not run"
+            )
         return 0
     if given.command == "run" and given.names == ["quick"]:
         return _quick(given.jobs)
@@ -52,8 +58,8 @@ def main(arguments: list[str]) -> int:
             print(f"There is no claim '{name}'.{did_you_mean(name, known)}", file=sys.stderr)
             return 2
     for name in names:
-        results = run(known[name], given.jobs)
-        keep(results)
+        results = run(known[name], given.jobs, drawn=REPETITION if given.repeat else FIRST)
+        keep(results, repeated=given.repeat)
         print(verdict_line(known[name], results), flush=True)
         for judged in results.judge(known[name]):
             print(

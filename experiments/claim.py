@@ -104,7 +104,7 @@ class Claim:
     setting: str
     """What is played, in a sentence or two."""
     rates: tuple[float, ...] = (1.0,)
-    """Learning rates, the same for all arms; each arm takes the one with the greatest `chosen_by` over three seeds of their own."""
+    """Learning rates with which all arms begin; each arm takes the one with the greatest `chosen_by` (`running.run`). One rate is not chosen."""
     chosen_by: str = "area"
     seeds: int = 10
     one_run: bool = False
@@ -186,6 +186,8 @@ class Results:
     source: str = ""
     """Hash of the claim's file (`running.source_of`)."""
     versions: dict[str, str] = field(default_factory=dict)
+    sweep: int = 3
+    """Seeds by which rates were chosen; three, from a list that was not extended, in results that say nothing."""
 
     def judge(self, claim: Claim) -> list[Judged]:
         """Return what came of every prediction."""
@@ -226,3 +228,11 @@ def overall(judged: Sequence[Judged], algorithm: str | None = None) -> Verdict:
     if verdicts == {"shown"}:
         return "shown"
     return "contradicted" if "contradicted" in verdicts else "not shown"
+
+
+def confirmed(first: Sequence[Judged], repeated: Sequence[Judged]) -> list[Judged]:
+    """Return the first run's predictions, not shown where the repetition came to another verdict."""
+    return [
+        one if one.verdict == again.verdict else replace(one, verdict="not shown")
+        for one, again in zip(first, repeated, strict=True)
+    ]

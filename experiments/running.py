@@ -6,13 +6,14 @@ import ast
 import hashlib
 import importlib.metadata
 import json
+import math
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,24 @@ from experiments.claim import Claim, Results, claims, interquartile_mean, overal
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 RUNS = Path("runs/experiments")
-TUNING_SEEDS = (1001, 1002, 1003)
-"""Seeds by which rates are chosen; no other run uses them."""
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Which seeds a run of a claim uses."""
+
+    first: int
+    """Of the verdict's, which count up from here."""
+    sweep: tuple[int, ...]
+    """By which rates are chosen; no other run uses them."""
+    least: int = 1
+    """Seeds of the verdict, also where the claim names fewer."""
+
+
+FIRST = Seeds(0, (1001, 1002, 1003, 1004, 1005))
+REPETITION = Seeds(5000, (6001, 6002, 6003, 6004, 6005), least=10)
+EXTENSIONS = 3
+"""How often a grid of rates is extended on either side, until an arm's best rate lies inside it."""
 POINTS = 25
 """Points of a curve that is kept."""
 
@@ -145,52 +162,74 @@ def run(
     seeds: int | None = None,
     fixed: Mapping[str, float] | None = None,
     folder: Path = RUNS,
+    drawn: Seeds = FIRST,
 ) -> Results:
     """Run what is missing of a claim and return all that is known; `fixed` rates are not chosen again."""
     rows = Rows(claim, folder)
-    rates = dict(fixed or {})
-    tried: dict[str, dict[str, float]] = {}
+    rates, tried = dict(fixed or {}), dict[str, dict[float, float]]()
     if not rates and len(claim.rates) > 1:
-        _finish(
-            rows,
-            [
-                (claim.name, arm, rate, seed)
-                for arm in claim.arms
-                for rate in claim.rates
-                for seed in TUNING_SEEDS
-            ],
-            jobs,
-            "rates",
-            claim.one_run,
-        )
-        for arm in claim.arms:
-            worth = {
-                rate: float(
-                    interquartile_mean(
-                        [rows.known[arm, rate, seed]["measures"][claim.chosen_by] for seed in TUNING_SEEDS]
-                    )
-                )
-                for rate in claim.rates
-            }
-            tried[arm] = {f"{rate:g}": value for rate, value in worth.items()}
-            rates[arm] = max(worth, key=worth.__getitem__)
+        rates, tried = _chosen(claim, rows, jobs, drawn.sweep)
     rates = {arm: rates.get(arm, claim.rates[0]) for arm in claim.arms}
-    count = seeds or claim.seeds
-    wanted = [(claim.name, arm, rates[arm], seed) for seed in range(count) for arm in claim.arms]
+    count = seeds or max(claim.seeds, drawn.least)
+    numbers = range(drawn.first, drawn.first + count)
+    wanted = [(claim.name, arm, rates[arm], seed) for seed in numbers for arm in claim.arms]
     _finish(rows, wanted, jobs, "runs", claim.one_run)
-    found = {arm: [rows.known[arm, rates[arm], seed] for seed in range(count)] for arm in claim.arms}
+    found = {arm: [rows.known[arm, rates[arm], seed] for seed in numbers] for arm in claim.arms}
+    swept = [rows.known[arm, rate, seed] for arm in tried for rate in tried[arm] for seed in drawn.sweep]
     return Results(
         claim.name,
         count,
         rates,
-        tried,
+        {arm: {f"{rate:g}": worth for rate, worth in own.items()} for arm, own in tried.items()},
         {arm: [row["measures"] for row in own] for arm, own in found.items()},
         {arm: _curve([row["curve"] for row in own]) for arm, own in found.items() if own[0]["curve"]},
-        round(sum(row["seconds"] for row in rows.known.values()), 1),
+        round(sum(row["seconds"] for row in (*swept, *(row for own in found.values() for row in own))), 1),
         json.loads(json.dumps(claim.arms, default=str)),
         source_of(claim),
         {name: importlib.metadata.version(name) for name in ("kapelle", "torch", "numpy")},
+        len(drawn.sweep),
     )
+
+
+def _chosen(
+    claim: Claim, rows: Rows, jobs: int, sweep: Sequence[int]
+) -> tuple[dict[str, float], dict[str, dict[float, float]]]:
+    """Return the rate of each arm, and what every rate came to: the interquartile mean of `chosen_by` over the sweep's seeds.
+
+    An arm whose best rate is the least or the greatest of its grid gets another one beyond it, by the ratio of the last two.
+    """
+    grids = {arm: sorted(claim.rates) for arm in claim.arms}
+    while True:
+        wanted = [
+            (claim.name, arm, rate, seed) for arm, grid in grids.items() for rate in grid for seed in sweep
+        ]
+        _finish(rows, wanted, jobs, "rates", claim.one_run)
+        tried = {
+            arm: {rate: _worth(claim, rows, arm, rate, sweep) for rate in grid} for arm, grid in grids.items()
+        }
+        rates = {arm: max(worth, key=worth.__getitem__) for arm, worth in tried.items()}
+        extended = False
+        for arm, grid in grids.items():
+            below, above = grid.index(min(claim.rates)), len(grid) - 1 - grid.index(max(claim.rates))
+            if rates[arm] == grid[0] and below < EXTENSIONS:
+                grid.insert(0, _rounded(grid[0] ** 2 / grid[1]))
+                extended = True
+            elif rates[arm] == grid[-1] and above < EXTENSIONS:
+                grid.append(_rounded(grid[-1] ** 2 / grid[-2]))
+                extended = True
+        if not extended:
+            return rates, tried
+
+
+def _worth(claim: Claim, rows: Rows, arm: str, rate: float, sweep: Sequence[int]) -> float:
+    worth = float(
+        interquartile_mean([rows.known[arm, rate, seed]["measures"][claim.chosen_by] for seed in sweep])
+    )
+    return -math.inf if math.isnan(worth) else worth  # a run that diverges is never the best
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.2g}")
 
 
 def _finish(rows: Rows, wanted: Sequence[Job], jobs: int, what: str, together: bool) -> None:
@@ -241,18 +280,22 @@ def _at(curve: Sequence[Sequence[float]], place: float) -> float:
     return next(worth for tokens, worth in reversed(curve) if tokens <= place)
 
 
-def keep(results: Results) -> Path:
-    """Write results where the page is made from."""
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"{results.name}.json"
+def keep(results: Results, *, repeated: bool = False) -> Path:
+    """Write results where the page is made from; those of a repetition beside the first ones."""
+    file = _file(results.name, repeated)
+    file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(asdict(results), indent=1, ensure_ascii=False) + "\n", "utf-8")
     return file
 
 
-def kept(name: str) -> Results | None:
+def kept(name: str, *, repeated: bool = False) -> Results | None:
     """Return the results of a claim that were kept; None where there are none."""
-    file = RESULTS / f"{name}.json"
+    file = _file(name, repeated)
     return Results(**json.loads(file.read_text("utf-8"))) if file.exists() else None
+
+
+def _file(name: str, repeated: bool) -> Path:
+    return (RESULTS / "repeated" if repeated else RESULTS) / f"{name}.json"
 
 
 def turned(claim: Claim, now: Results, before: Results) -> list[str]:

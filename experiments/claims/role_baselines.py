@@ -65,6 +65,8 @@ CLAIM = Claim(
     plotted=("area", "", "probability of the winning letter"),
     remark=(
         "The return minus the common mean is 3 for the first player and −3 for the second, whatever they choose, "
-        "while the difference to be learned is 1: at first this is 25 times the variance, by E(R − b)²."
+        "while the difference to be learned is 1: at first this is 25 times the variance, by E(R − b)². In the "
+        "repetition, `one mean` learns the letter at the rate of 4 in three of ten seeds and partly in the others "
+        "(0.44 to 0.96), `by role` in all (0.81 to 0.94): the mean advantage is there, but its interval is wide."
     ),
 )

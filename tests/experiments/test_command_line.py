@@ -11,7 +11,7 @@ def test_all_claims_are_listed_with_their_verdicts(capsys: pytest.CaptureFixture
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == list(claims())
-    assert "leave_one_out: shown (6 of 6 predictions)" in "\n".join(lines)
+    assert all(line.endswith("shown") for line in lines)
 
 
 def test_a_misspelt_claim_is_answered_with_the_one_meant(capsys: pytest.CaptureFixture[str]) -> None:
