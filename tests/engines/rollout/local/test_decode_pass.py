@@ -27,6 +27,9 @@ from kapelle.types import Sampling
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 
 
+MORE = (("o_proj",), ("q_proj", "up_proj"), ("v_proj", "down_proj"))
+
+
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU decodes like a GPU."""
@@ -137,19 +140,42 @@ def test_new_weights_are_read_and_recordings_stay() -> None:
     assert recorder.recorded == 1
 
 
-def test_more_adapters_of_a_higher_rank_find_room() -> None:
-    model = adapted(tiny_model())
+def test_more_adapters_of_a_higher_rank_and_in_more_layers_find_room() -> None:
+    model = tiny_model()
+    for name in ("a", "b"):
+        model.bank.add(name, Lora(rank=2, targets=("q_proj",)), 0)
+        stir(model.bank.parameters(name), 0, 0.1)
     rows = rows_of(model)
     for number in range(4):
         with torch.inference_mode():
             each(rows, lambda it, number=number: it.join(jobs_of([5 + number, 9], number)))  # type: ignore[misc]
             read(rows, 3, number)
         name = f"more{number}"
-        model.bank.add(name, Lora(rank=4 * (number + 1)), number)
+        model.bank.add(name, Lora(rank=2, targets=MORE[number]) if number < 3 else Lora(rank=9), number)
         stir(model.bank.parameters(name), number, 0.1)
         with torch.inference_mode():
             each(rows, lambda it, name=name: it.join([Job(name, (7, 8, 9), Sampling(), 0)]))  # type: ignore[misc]
             read(rows, 3, number)
+
+
+def test_an_adapter_that_returns_under_its_name_is_another_one() -> None:
+    """It has a lower rank and changes fewer layers."""
+    model = adapted(tiny_model())
+    assert model.flat is not None
+    decoder = Decoder(model, 2, recorder_on=lambda _: None)
+    rows = decoder._rows, FlatRows(model, model.flat, None, Prefixes(0))
+    for lora in (LORA, Lora(rank=1, targets=("o_proj",))):
+        with torch.inference_mode():
+            each(rows, lambda it: it.join([Job(name, (7, 8, 9), Sampling(), 0) for name in ("a", "b")]))
+            read(rows, 3, lora.rank)
+            each(rows, lambda it: it.arrange([]))
+        decoder.forget("a")
+        model.bank.remove("a")
+        model.bank.add("a", lora, 5)
+        stir(model.bank.parameters("a"), 5, 0.1)
+    with torch.inference_mode():
+        each(rows, lambda it: it.join([Job("a", (7, 8, 9), Sampling(), 0)]))
+        read(rows, 3, 3)
 
 
 def test_a_model_with_other_layers_decodes_as_before() -> None:

@@ -57,23 +57,27 @@ class AdapterStacks:
         self.stacks: list[tuple[_Stack | None, ...]] = []
         """The stacks of each layer: for queries, keys and values; the output projection; gate and up; and down."""
         self._place: dict[str, int] = {}
+        self._free: list[int] = []
         self._stale: set[str] = set()
         self._least = max(1, adapters)
         self._capacity = self._rank = 0
+        self._adapted: list[bool] = []
+        """Whether each group of layers has adapters."""
 
     def place_of(self, adapter: str | None) -> int:
         """Return the number of an adapter in the stacks, or −1 for the bare base model."""
         if adapter is None:
             return -1
         if adapter not in self._place:
-            self._place[adapter] = len(self._place)
+            self._place[adapter] = self._free.pop() if self._free else len(self._place)
             self._stale.add(adapter)
         return self._place[adapter]
 
     def forget(self, adapter: str) -> None:
-        """Read the factors of an adapter again before the next step."""
+        """Free the place of an adapter that no row reads, because its factors have changed or the adapter is gone."""
+        self._stale.discard(adapter)
         if adapter in self._place:
-            self._stale.add(adapter)
+            self._free.append(self._place.pop(adapter))
 
     def refresh(self) -> None:
         """Copy the factors that have changed into the stacks."""
@@ -81,14 +85,19 @@ class AdapterStacks:
             return
         groups = list(_groups(self._flat))
         rank = max(self._rank, *(lora.rank for lora in self._bank.adapters.values()))
-        if len(self._place) > self._capacity or rank > self._rank:
-            count = max(len(self._place), self._least)
-            self._capacity, self._rank = 1 << (count - 1).bit_length(), rank
-            made = [self._empty(linears) for linears in groups]
+        count = max(len(self._place) + len(self._free), self._least)
+        adapted = [any(isinstance(layer, BankedLinear) for layer in linears) for linears in groups]
+        if count > self._capacity or rank > self._rank or adapted != self._adapted:
+            self._capacity, self._rank, self._adapted = 1 << (count - 1).bit_length(), rank, adapted
+            made = [
+                self._empty(linears) if banked else None
+                for linears, banked in zip(groups, adapted, strict=True)
+            ]
             self.stacks = [tuple(made[first : first + 4]) for first in range(0, len(made), 4)]
             self._stale |= self._place.keys()
         targets: list[Tensor] = []
         sources: list[Tensor] = []
+        former: list[Tensor] = []
         for stack, linears in zip(chain.from_iterable(self.stacks), groups, strict=True):
             for number, layer in enumerate(linears):
                 for name in self._stale if isinstance(layer, BankedLinear) else ():
@@ -100,14 +109,16 @@ class AdapterStacks:
                             stack.up_GrO[number][place, :used],
                         )
                         sources += (own.a_rI, own.b_Or.t() * own.scale)
+            if stack is not None:
+                held = (stack.down_GqI, *stack.up_GrO)
+                former += [each[self._place[name]] for each in held for name in self._stale]
         if targets:
+            torch._foreach_zero_(former)
             torch._foreach_copy_(targets, sources)
         self._stale.clear()
 
-    def _empty(self, linears: Sequence[Any]) -> _Stack | None:
-        """Return a stack of zeros, or None if no layer has an adapter."""
-        if not any(isinstance(layer, BankedLinear) for layer in linears):
-            return None
+    def _empty(self, linears: Sequence[Any]) -> _Stack:
+        """Return a stack of zeros."""
         shapes = [_base(layer).weight.shape for layer in linears]
         device = _base(linears[0]).weight.device
 
