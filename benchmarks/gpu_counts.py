@@ -225,6 +225,8 @@ def conversations() -> dict[str, Any]:
     shape = SHAPES["tiny"]._replace(layers=SHAPES["0.6B"].layers)
     found = {}
     with patch.object(fused, "LARGEST", 0):  # the pass of real models
+        # Kernels are tested before their first use.
+        of(nowhere, gpu_work.lengths(8, even=True, median=2))(shape._replace(layers=FEW_LAYERS[0]))
         for kind, even in (("even", True), ("uneven", False)):
             for mode, recorder_on in (("", on_cuda), (", plain", nowhere)):
                 each = whole(of(recorder_on, gpu_work.lengths(ROWS, even=even)), shape)
@@ -342,7 +344,7 @@ HIDDEN = ("decode, plain", f"update, {UPDATE_TOKENS:,} tokens")
 
 def rows(kept: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Counted]]:
     """Yield (model, work, whose, counts) of what the tables show, peers once."""
-    for model in PARTS[1:]:
+    for model in [model for model in PARTS[1:] if model in kept["now"]]:
         for work in [work for work in kept["now"][model] if work not in HIDDEN]:
             theirs = "generate" in work or "TRL" in work
             for version in ("now",) if theirs else kept:
