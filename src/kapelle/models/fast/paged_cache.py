@@ -36,7 +36,7 @@ shared blocks, the number of tokens in them, the number of tokens in its own blo
 
 
 @dataclass(slots=True, eq=False)
-class _SharedPrompt:
+class _PagedPrompt:
     blocks: list[int]
     length: int
     rows: int
@@ -45,7 +45,7 @@ class _SharedPrompt:
 
 @dataclass(slots=True, eq=False)
 class _PagedRow:
-    prompt: _SharedPrompt | None
+    prompt: _PagedPrompt | None
     blocks: list[int]
     """The blocks that belong only to this row."""
     count: int
@@ -109,7 +109,7 @@ class PagedCache:
             blocks = self._take(prompts.blocks(range(len(counts)), counts))
             ends = [0, *accumulate(counts)]
             shared = [
-                _SharedPrompt(blocks[first:last], length, 0)
+                _PagedPrompt(blocks[first:last], length, 0)
                 for first, last, length in zip(ends, ends[1:], prompts.lengths, strict=False)
             ]
             rows = [_PagedRow(shared[prompt], [], 0) for prompt in prompt_R]

@@ -39,7 +39,7 @@ MOST_PARTS = 8
 """The maximum number of parts into which the tokens of a row are divided."""
 
 
-class _Stack(NamedTuple):
+class _GroupFactors(NamedTuple):
     """The factors of all adapters for layers that read the same input."""
 
     down_GqI: Tensor
@@ -54,7 +54,7 @@ class AdapterStacks:
     def __init__(self, model: LanguageModel, flat: FlatModel, adapters: int) -> None:
         """Create stacks for at least this number of adapters, in the type in which products are computed."""
         self._bank, self._flat, self._dtype = model.bank, flat, model.dtype
-        self.stacks: list[tuple[_Stack | None, ...]] = []
+        self.stacks: list[tuple[_GroupFactors | None, ...]] = []
         """The stacks of each layer: for queries, keys and values; the output projection; gate and up; and down."""
         self._place: dict[str, int] = {}
         self._free: list[int] = []
@@ -117,7 +117,7 @@ class AdapterStacks:
             torch._foreach_copy_(targets, sources)
         self._stale.clear()
 
-    def _empty(self, linears: Sequence[Any]) -> _Stack:
+    def _empty(self, linears: Sequence[Any]) -> _GroupFactors:
         """Return a stack of zeros."""
         shapes = [_base(layer).weight.shape for layer in linears]
         device = _base(linears[0]).weight.device
@@ -125,7 +125,7 @@ class AdapterStacks:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=self._dtype, device=device)
 
-        return _Stack(
+        return _GroupFactors(
             zeros(self._capacity, len(linears) * self._rank, shapes[0][1]),
             tuple(zeros(self._capacity, self._rank, shape[0]) for shape in shapes),
         )
@@ -188,7 +188,7 @@ class DecodePass:
         def joined(
             summed: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None] | None,
             norm: Any,
-            next_stack: _Stack | None,
+            next_stack: _GroupFactors | None,
             kind: torch.dtype = dtype,
         ) -> tuple[Tensor, Tensor | None]:
             """Add a product, its bias and update to x after its own norm, and return the norm of x and the next A·x."""
