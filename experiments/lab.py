@@ -339,11 +339,14 @@ class Anatomy:
         """How many tokens of steps must be averaged until their error is as large as the gradient.
 
         Each policy's step counts as the multiple of its gradient that is nearest to it on average, so that rates and scales are omitted.
+        Infinite where no step of a policy moved it along its gradient: such steps say nothing of it.
         """
         error = 0.0
         for name, towards in self.gradient.items():
             steps = self.steps[name]
             multiple = _multiple(steps.mean(0), towards)
+            if multiple == 0.0:
+                return math.inf
             error += float((steps / multiple - towards).square().sum((1, 2)).mean())
         return error / sum(float(towards.square().sum()) for towards in self.gradient.values()) * self.tokens
 

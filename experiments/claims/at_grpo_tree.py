@@ -72,7 +72,6 @@ CLAIM = Claim(
         "an incorrect letter, every candidate has return 0; whole episodes give eight histories. Training on the "
         "leaves and continuing several turns ([c3](algorithms/c3.md)) recovers most of this loss. Its update is "
         "still noisier than that of whole episodes, because turns that share earlier turns also share their "
-        "randomness; the advantage of C3 is that its steps are cheaper. In the repetition, the noise of `tree @ 4` is not a number in one of ten seeds, so the two "
-        "predictions about four agents have no interval there."
+        "randomness; the advantage of C3 is that its steps are cheaper."
     ),
 )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
 from experiments.claim import (
     Judged,
     Prediction,
     better,
     overall,
+    summed_up,
 )
+from experiments.lab import Anatomy
 
 
 @pytest.mark.parametrize(
@@ -24,6 +29,14 @@ def test_a_verdict_is_by_the_whole_interval(numbers: list[float], verdict: str) 
     prediction = better("new", "old", 0.1)
     assert prediction.judge(numbers)[0] == verdict
     assert prediction.of({"new": {"area": 0.7}, "old": {"area": 0.4}}) == pytest.approx(0.3)
+
+
+def test_a_seed_without_any_signal_is_infinitely_noisy() -> None:
+    gradient = {"agent": torch.ones(1, 2)}
+    assert Anatomy(gradient, {"agent": torch.eye(2)[:, None]}, 10.0).noise == pytest.approx(10.0)
+    assert Anatomy(gradient, {"agent": torch.zeros(4, 1, 2)}, 10.0).noise == math.inf
+    middle, low, high = summed_up([*(5.0,) * 9, math.inf])
+    assert (middle, low, high) == (5.0, 5.0, math.inf)
 
 
 def test_an_upper_bound_is_judged_likewise() -> None:
