@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.viewed_runs import AGENTS, group, turn, write_run
+from tests.support.episode_lines import change_rows
+from tests.support.viewed_runs import AGENTS, client_of, group, turn, write_run
 
 from kapelle.runs.episode_json import dump_episode
 from kapelle.types import Episode, Message, Task
@@ -78,6 +79,17 @@ def test_an_agent_sees_quoted_text_of_earlier_turns() -> None:
         )
     ).turns
     assert not sees(early[1], early[0], [early[1]]), "it was not said yet when the prompt was fixed"
+
+
+def test_summaries_and_removed_messages_are_marked(tmp_path: Path) -> None:
+    def compact(line: int, row: dict[str, Any]) -> None:
+        row["turns"][0]["summary"], row["turns"][1]["dropped"] = line == 0, 3
+
+    change_rows(write_run(tmp_path / "run", steps=1) / "episodes" / "train", compact)
+    with client_of(tmp_path) as web:
+        first, second = (web.get(f"/run/run/episode/train/1/{line}").text for line in (0, 1))
+    assert (first.count("summary of its conversation"), second.count("summary of its conversation")) == (1, 0)
+    assert second.count("3 earlier messages removed from the conversation") == 1
 
 
 @pytest.mark.parametrize(

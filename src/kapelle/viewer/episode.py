@@ -68,6 +68,8 @@ class ShownTurn:
     parent: int | None
     continuation_return: float | None
     trained: bool
+    dropped: int
+    summary: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,8 @@ def _turn(row: Mapping[str, Any], place: int, episode: Mapping[str, Any]) -> Sho
         whole(row.get("parent")),
         number(row.get("continuation_return")),
         row.get("trained") is not False,
+        whole(row.get("dropped")) or 0,
+        row.get("summary") is True,
     )
 
 
