@@ -8,13 +8,21 @@ of time. As a result, runs are repeatable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from kapelle.engines.rollout.protocol import Completion, HeldRequest, OnTokens, Request, joined_runs
+from kapelle.engines.rollout.protocol import (
+    Completion,
+    HeldRequest,
+    Interruptible,
+    OnTokens,
+    Request,
+    joined_runs,
+)
 from kapelle.errors import EngineError
-from kapelle.runtime.batch_barrier import BatchBarrier, Participant, current_participant
+from kapelle.runtime.batch_barrier import BatchBarrier, Participant, batch_barrier, current_participant
 from kapelle.runtime.deadlines import pause_deadline
 from kapelle.types import FinishReason, Routing
 
@@ -123,11 +131,13 @@ class PendingRequest(Generic[Output]):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestQueue(Generic[Output]):
-    """The requests to one base model that are not part of the current batch yet."""
+    """The requests to one base model."""
 
     arrived: list[PendingRequest[Output]] = field(default_factory=list)
     """The requests that arrived since the last decoding."""
     waiting: list[PendingRequest[Output]] = field(default_factory=list)
+    in_flight: Sized = ()
+    """The requests in the current batch."""
 
     async def answer_to(self, request: Request, on_tokens: OnTokens | None = None) -> Completion:
         """Submit a request on behalf of the current rollout participant and wait for the completion."""
@@ -152,6 +162,102 @@ class RequestQueue(Generic[Output]):
         """Remove cancelled requests from the queue."""
         self.arrived = [pending for pending in self.arrived if not pending.future.done()]
         self.waiting = [pending for pending in self.waiting if not pending.future.done()]
+
+
+Queue = TypeVar("Queue", bound=RequestQueue[Any])
+
+
+class BatchingEngine(Interruptible, Generic[Queue]):
+    """An engine that samples in batches: a task adds waiting requests to the batches while there are any, or puts them on hold."""
+
+    def __init__(self, patience: float) -> None:
+        """Create an engine without requests. The argument `patience` is the maximum time in seconds to wait for busy episodes."""
+        self._patience = patience
+        self._pump: asyncio.Task[None] | None = None
+        self._holding: asyncio.Future[list[HeldRequest]] | None = None
+        """The future that receives the requests on hold, or None if no request is on hold."""
+        self._resumed = asyncio.Event()
+
+    @abstractmethod
+    def _all_queues(self) -> Sequence[Queue]:
+        """Return the queues of all base models."""
+
+    @abstractmethod
+    def _advance(self, queue: Queue) -> None:
+        """Add waiting requests to the batch, sample a few tokens for each row, and return finished completions."""
+
+    @abstractmethod
+    def _hold(self, queue: Queue) -> None:
+        """Remove all rows from the batch, and return their requests with their tokens to the waiting list."""
+
+    @abstractmethod
+    def _fail(self, queue: Queue, error: Exception, *, waiting: bool) -> None:
+        """Fail the requests of the batch with an error, and also all that are `waiting`."""
+
+    @abstractmethod
+    def _forget_interrupted(self) -> None:
+        """Drop the requests of a cancelled run, because no coroutine is waiting for their completions."""
+
+    @property
+    def _runs(self) -> bool:
+        """Whether the task that processes requests is running."""
+        return self._pump is not None and not self._pump.done()
+
+    def _start_pump(self) -> None:
+        """Start the task that processes requests, if it is not running."""
+        if not self._runs:
+            self._forget_interrupted()
+            self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
+
+    async def hold(self) -> Sequence[HeldRequest]:
+        """Put all unfinished requests on hold, and return them (see `Interruptible.hold`)."""
+        self._resumed = asyncio.Event()
+        self._holding = asyncio.get_running_loop().create_future()
+        holding = self._holding
+        self._start_pump()
+        return await holding
+
+    def resume(self) -> None:
+        """Continue the requests on hold with the current weights (see `Interruptible.resume`)."""
+        self._resumed.set()
+
+    async def _drain(self, here: BatchBarrier) -> None:
+        """Process requests until none is left: wait for all requests that can arrive, then sample from each base model in turn."""
+        queues = self._all_queues()
+        while self._holding is not None or any(
+            queue.arrived or queue.waiting or queue.in_flight for queue in queues
+        ):
+            failure: Exception | None = None
+            try:
+                await wait_for_requests(
+                    here, lambda: sum(len(queue.arrived) for queue in queues), self._patience
+                )
+            except Exception as error:  # noqa: BLE001 - passed on to the requests that wait
+                failure = error
+            for queue in queues:
+                queue.enqueue_arrived()
+                if failure is not None:
+                    self._fail(queue, failure, waiting=True)
+            if self._holding is not None:
+                holding, self._holding = self._holding, None
+                try:
+                    for queue in queues:
+                        queue.drop_cancelled()
+                        self._hold(queue)
+                    holding.set_result([pending.held() for queue in queues for pending in queue.waiting])
+                except Exception as error:  # noqa: BLE001 - passed on to the requests and to the caller
+                    for queue in queues:
+                        self._fail(queue, error, waiting=True)
+                    holding.set_exception(error)
+                    continue
+                await self._resumed.wait()
+                continue
+            for queue in queues:
+                try:
+                    queue.drop_cancelled()
+                    self._advance(queue)
+                except Exception as error:  # noqa: BLE001 - passed on likewise
+                    self._fail(queue, error, waiting=False)
 
 
 async def wait_for_requests(here: BatchBarrier, arrived: Callable[[], int], patience: float) -> None:

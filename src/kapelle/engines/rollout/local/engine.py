@@ -9,7 +9,6 @@ by arrival. Runs are repeatable because the engine waits and because this order 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -26,15 +25,13 @@ from kapelle.engines.rollout.protocol import (
     Completion,
     HasNotes,
     HasQueue,
-    HeldRequest,
-    Interruptible,
     KnowsAlternatives,
     Likeliest,
     OnTokens,
     Request,
     ServesCallers,
 )
-from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
+from kapelle.engines.rollout.request_queue import PAUSE, BatchingEngine, PendingRequest, RequestQueue
 from kapelle.errors import ContextError, EngineError, ModelError, did_you_mean
 from kapelle.models.devices import multiplies
 from kapelle.models.language_model import LanguageModel
@@ -42,7 +39,6 @@ from kapelle.models.lora_bank import copy_weights
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.token_masks import NEAR
 from kapelle.models.weights import weights_hash
-from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.team import Policy
 from kapelle.types import Constraint, images_in
 
@@ -59,7 +55,7 @@ class _ModelQueue(RequestQueue[RowOutput]):
 
     model: LanguageModel
     decoder: Decoder
-    in_flight: list[_Pending] = field(default_factory=list)
+    in_flight: list[_Pending] = field(default_factory=list, kw_only=True)
 
     def clear(self) -> list[_Pending]:
         """Drop all rows of the batch and return their requests."""
@@ -127,7 +123,9 @@ def _join(queue: _ModelQueue, joining: Sequence[_Pending], jobs: Sequence[Job]) 
         pending.start_clock()
 
 
-class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstraints, HasNotes, HasQueue):
+class LocalEngine(
+    BatchingEngine[_ModelQueue], ServesCallers, KnowsAlternatives, AppliesConstraints, HasNotes, HasQueue
+):
     """A rollout engine that samples from the trainer's base models without copying their weights."""
 
     def __init__(
@@ -150,6 +148,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         `recorder_on` returns the recorder of decoding steps for a device. The argument `patience` is the maximum time
         in seconds to wait for busy episodes.
         """
+        super().__init__(patience)
         local = [policy for policy in policies if policy.endpoint is None]
         for model in models.values():
             check_recording(model)
@@ -170,12 +169,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
             loaded.hash = weights_hash(self._weights(name))
         self.max_rows = max_rows
         self._releases = releases
-        self._patience = patience
         self._steps, self._at_once = PAUSE, False
-        self._pump: asyncio.Task[None] | None = None
-        self._holding: asyncio.Future[list[HeldRequest]] | None = None
-        """The future that receives the requests on hold, or None if no request is on hold."""
-        self._resumed = asyncio.Event()
         self.tokens_sampled = 0
         """The number of completion tokens that the engine has sampled."""
 
@@ -244,31 +238,17 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         self._start_pump()
         return await queue.answer_to(request, on_tokens)
 
-    def _start_pump(self) -> asyncio.Task[None]:
-        """Return the task that processes requests. If no such task is running, a new task is started."""
-        if self._pump is None or self._pump.done():
-            for left in self.queues:
-                # Requests of a cancelled run remain here: nothing waits for them.
-                left.clear()
-                left.drop_cancelled()
-            self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
-        return self._pump
+    def _all_queues(self) -> Sequence[_ModelQueue]:
+        return self.queues
+
+    def _forget_interrupted(self) -> None:
+        for left in self.queues:
+            left.clear()
+            left.drop_cancelled()
 
     def run_freely(self) -> None:
         """Sample from now on without waiting for busy episodes (see `Interruptible.run_freely`)."""
         self._patience, self._at_once = 0.0, True
-
-    async def hold(self) -> Sequence[HeldRequest]:
-        """Put all unfinished requests on hold, and return them (see `Interruptible.hold`)."""
-        self._resumed = asyncio.Event()
-        self._holding = asyncio.get_running_loop().create_future()
-        holding = self._holding
-        self._start_pump()
-        return await holding
-
-    def resume(self) -> None:
-        """Continue the requests on hold with the current weights (see `Interruptible.resume`)."""
-        self._resumed.set()
 
     @property
     def waiting(self) -> int:
@@ -286,7 +266,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Load new weights for a policy. Tensors that already share memory with the engine are not copied."""
         loaded = self._policy(policy)
-        if self._pump is None or self._pump.done():
+        if not self._runs:
             loaded.queue.clear()
         elif loaded.queue.in_flight:
             raise EngineError(
@@ -310,7 +290,7 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         The cache of frozen policies would grow with every step, would be of little use to later episodes, and would be
         missing in a resumed run.
         """
-        if self._pump is not None and not self._pump.done():
+        if self._runs:
             return
         released = [queue for queue in self.queues if self._releases(queue.model.device)]
         for queue in self.queues:
@@ -326,47 +306,14 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
         """Release the models. Their memory is freed when nothing else refers to the models."""
         self._loaded.clear()
 
-    async def _drain(self, here: BatchBarrier) -> None:
-        """Process requests until none is left: wait for all requests that can arrive, then sample from each base model in turn."""
-        while self._holding is not None or any(
-            queue.arrived or queue.waiting or queue.in_flight for queue in self.queues
-        ):
-            try:
-                await wait_for_requests(
-                    here, lambda: sum(len(queue.arrived) for queue in self.queues), self._patience
-                )
-            except Exception as error:  # noqa: BLE001 - passed on to the requests that wait
-                self._fail(error)
-            for queue in self.queues:
-                queue.enqueue_arrived()
-            if self._holding is not None:
-                holding, self._holding = self._holding, None
-                try:
-                    holding.set_result([held for queue in self.queues for held in self._hold(queue)])
-                except Exception as error:  # noqa: BLE001 - passed on to the requests and to the caller
-                    self._fail(error)
-                    holding.set_exception(error)
-                    continue
-                await self._resumed.wait()
-                continue
-            for queue in self.queues:
-                try:
-                    self._advance(queue)
-                except Exception as error:  # noqa: BLE001 - passed on likewise
-                    for pending in queue.clear():
-                        pending.fail(error)
+    def _fail(self, queue: _ModelQueue, error: Exception, *, waiting: bool) -> None:
+        failed = queue.clear()
+        if waiting:
+            failed, queue.waiting = [*failed, *queue.waiting], []
+        for pending in failed:
+            pending.fail(error)
 
-    def _fail(self, error: Exception) -> None:
-        """Fail all requests with an error."""
-        for queue in self.queues:
-            queue.enqueue_arrived()
-            waiting, queue.waiting = queue.waiting, []
-            for pending in [*queue.clear(), *waiting]:
-                pending.fail(error)
-
-    def _hold(self, queue: _ModelQueue) -> list[HeldRequest]:
-        """Remove all rows from the batch, keep their tokens, and return all requests that are waiting from now on."""
-        queue.drop_cancelled()
+    def _hold(self, queue: _ModelQueue) -> None:
         queue.decoder.settle()
         self._answer_finished(queue)
         queue.decoder.interrupt()
@@ -378,11 +325,8 @@ class LocalEngine(Interruptible, ServesCallers, KnowsAlternatives, AppliesConstr
                 pending.sampled(output.ids, output.logprobs, loaded.version, loaded.hash)
                 self.tokens_sampled += len(output.ids)
         queue.waiting = [*dropped, *queue.waiting]
-        return [pending.held() for pending in queue.waiting]
 
     def _advance(self, queue: _ModelQueue) -> None:
-        """Add waiting requests to the batch, sample a few tokens for each row, and return finished completions."""
-        queue.drop_cancelled()
         gone = [pending.output for pending in queue.in_flight if pending.future.done()]
         queue.decoder.end([output for output in gone if output is not None])
 

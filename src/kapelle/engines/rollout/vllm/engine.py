@@ -9,7 +9,6 @@ method is not available, by restarting vLLM.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import secrets
@@ -31,10 +30,9 @@ from kapelle.engines.rollout.protocol import (
     Completion,
     HasNotes,
     HeldRequest,
-    Interruptible,
     Request,
 )
-from kapelle.engines.rollout.request_queue import PAUSE, PendingRequest, RequestQueue, wait_for_requests
+from kapelle.engines.rollout.request_queue import PAUSE, BatchingEngine, PendingRequest, RequestQueue
 from kapelle.engines.rollout.vllm.sampler import AdapterFile, BaseModel, FinishedRow, Row, Start, VllmModel
 from kapelle.engines.rollout.vllm.worker import WEIGHTS_FILE
 from kapelle.errors import EngineError, ModelError, did_you_mean
@@ -43,7 +41,6 @@ from kapelle.models.language_model import DTYPES, LanguageModel
 from kapelle.models.lora_bank import layers_of
 from kapelle.models.renderer import ChatRenderer
 from kapelle.models.weights import save_adapter, weights_hash
-from kapelle.runtime.batch_barrier import BatchBarrier, batch_barrier
 from kapelle.runtime.randomness import derive_seed
 from kapelle.team import Policy
 from kapelle.types import FinishReason
@@ -61,7 +58,7 @@ class _Queue(RequestQueue[Row]):
     """The sampler, or None before the first request and after an error."""
     newer: bool = False
     """Whether the weights in memory are newer than the weights in `about.path`."""
-    in_flight: dict[str, _Waiting] = field(default_factory=dict)
+    in_flight: dict[str, _Waiting] = field(default_factory=dict, kw_only=True)
     """The requests that are being decoded, by row id."""
 
     def close(self) -> None:
@@ -71,7 +68,7 @@ class _Queue(RequestQueue[Row]):
             sampler.close()
 
 
-class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
+class VllmEngine(BatchingEngine[_Queue], AppliesConstraints, HasNotes):
     """A rollout engine that samples with vLLM from copies of the trainer's base models."""
 
     def __init__(
@@ -93,17 +90,14 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
         whether `start` can start vLLM on other base weights. The flag `in_place` states whether a running vLLM may load
         new base weights.
         """
+        super().__init__(patience)
         self._in_place = in_place
-        self._start, self._mixes, self.max_rows, self._patience = start, mixes, max_rows, patience
+        self._start, self._mixes, self.max_rows = start, mixes, max_rows
         self._restarts = restarts
         self._files = WeightFiles(folder)
         self._rows = count()
-        self._pump: asyncio.Task[None] | None = None
         self._follows = False
         """Whether requests can be put on hold."""
-        self._holding: asyncio.Future[list[HeldRequest]] | None = None
-        """The future that receives the requests on hold, or None if no request is on hold."""
-        self._resumed = asyncio.Event()
         local = [policy for policy in policies if policy.endpoint is None]
         self._policies = {policy.name: self._files.begin(policy, models[policy.base]) for policy in local}
         self.queues: dict[int, _Queue] = {}
@@ -154,11 +148,8 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
         self._start_pump()
         return await queue.answer_to(request)
 
-    def _start_pump(self) -> asyncio.Task[None]:
-        if self._pump is None or self._pump.done():
-            self._forget_interrupted()
-            self._pump = asyncio.get_running_loop().create_task(self._drain(batch_barrier()))
-        return self._pump
+    def _all_queues(self) -> Sequence[_Queue]:
+        return list(self.queues.values())
 
     def run_freely(self) -> None:
         """Sample from now on without waiting for busy episodes (see `Interruptible.run_freely`)."""
@@ -167,15 +158,7 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
     async def hold(self) -> Sequence[HeldRequest]:
         """Put all unfinished requests on hold, and return them (see `Interruptible.hold`)."""
         assert self._follows, "`run_freely` is called first"
-        self._resumed = asyncio.Event()
-        self._holding = asyncio.get_running_loop().create_future()
-        holding = self._holding
-        self._start_pump()
-        return await holding
-
-    def resume(self) -> None:
-        """Continue the requests on hold with the current weights (see `Interruptible.resume`)."""
-        self._resumed.set()
+        return await super().hold()
 
     def load(self, policy: str, weights: Mapping[str, object], version: int) -> None:
         """Load new weights: an adapter under a new name, or a whole model into vLLM's memory or by restarting vLLM."""
@@ -192,7 +175,7 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
                     f"The weights of policy '{policy}' do not fit: '{name}' has shape {tuple(given[name].shape)}, but "
                     f"{shape} in the running model."
                 )
-        if self._pump is None or self._pump.done():
+        if not self._runs:
             self._forget_interrupted()
         elif queue.in_flight:
             raise EngineError(
@@ -217,7 +200,7 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
 
     def release_caches(self) -> None:
         """Free vLLM's device memory until the next request. On a CPU, only the prefix cache is emptied."""
-        if self._pump is not None and not self._pump.done():
+        if self._runs:
             return
         self._forget_interrupted()
         for queue in self.queues.values():
@@ -274,47 +257,24 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
         queue.sampler = self._start(queue.about)
 
     def _forget_interrupted(self) -> None:
-        """Drop the requests of a cancelled run, because no coroutine is waiting for their completions."""
         for queue in self.queues.values():
             if queue.in_flight and queue.sampler is not None:
                 queue.sampler.abort(list(queue.in_flight))
             queue.in_flight.clear()
             queue.drop_cancelled()
 
-    async def _drain(self, here: BatchBarrier) -> None:
-        queues = list(self.queues.values())
-        while self._holding is not None or any(
-            queue.arrived or queue.waiting or queue.in_flight for queue in queues
-        ):
-            try:
-                await wait_for_requests(
-                    here, lambda: sum(len(queue.arrived) for queue in queues), self._patience
-                )
-            except Exception as error:  # noqa: BLE001 - passed on to the requests that wait
-                for queue in queues:
-                    _fail(queue, error)
-            if self._holding is not None:
-                holding, self._holding = self._holding, None
-                try:
-                    holding.set_result([held for queue in queues for held in self._hold(queue)])
-                except Exception as error:  # noqa: BLE001 - passed on to the requests and to the caller
-                    for queue in queues:
-                        _fail(queue, error)
-                    holding.set_exception(error)
-                    continue
-                await self._resumed.wait()
-                continue
-            for queue in queues:
-                queue.enqueue_arrived()
-                try:
-                    self._advance(queue)
-                except Exception as error:  # noqa: BLE001 - passed on likewise
-                    _fail(queue, error)
+    def _fail(self, queue: _Queue, error: Exception, *, waiting: bool) -> None:
+        # The requests that wait fail in any case, because the sampler is closed: its state is unknown.
+        failed = [*queue.in_flight.values(), *queue.waiting]
+        queue.in_flight, queue.waiting = {}, []
+        for pending in failed:
+            pending.fail(error)
+        try:
+            queue.close()
+        except Exception:  # noqa: BLE001 - the sampler is already broken
+            queue.sampler = None
 
-    def _hold(self, queue: _Queue) -> list[HeldRequest]:
-        """Remove all rows from the batch, keep their tokens, and return all requests that are waiting from now on."""
-        queue.enqueue_arrived()
-        queue.drop_cancelled()
+    def _hold(self, queue: _Queue) -> None:
         dropped, queue.in_flight = queue.in_flight, {}
         if dropped and queue.sampler is not None:
             for row, sampled in queue.sampler.abort(list(dropped)).items():
@@ -326,11 +286,8 @@ class VllmEngine(Interruptible, AppliesConstraints, HasNotes):
             *(pending for pending in dropped.values() if not pending.future.done()),
             *queue.waiting,
         ]
-        return [pending.held() for pending in queue.waiting]
 
     def _advance(self, queue: _Queue) -> None:
-        """Add waiting rows to the batch, and sample until a row has finished or other requests are due to join."""
-        queue.drop_cancelled()
         gone = [row for row, pending in queue.in_flight.items() if pending.future.done()]
         if gone and queue.sampler is not None:
             queue.sampler.abort(gone)
@@ -450,19 +407,6 @@ def _release(queues: Mapping[int, _Queue], files: WeightFiles) -> None:
             queue.close()
     finally:
         files.close()
-
-
-def _fail(queue: _Queue, error: Exception) -> None:
-    """Fail all requests of a queue with an error, and close the sampler of the queue because the state of the sampler is unknown."""
-    queue.enqueue_arrived()
-    failed = [*queue.in_flight.values(), *queue.waiting]
-    queue.in_flight, queue.waiting = {}, []
-    for pending in failed:
-        pending.fail(error)
-    try:
-        queue.close()
-    except Exception:  # noqa: BLE001 - the sampler is already broken
-        queue.sampler = None
 
 
 @dataclass(slots=True)
