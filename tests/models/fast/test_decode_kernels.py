@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
@@ -12,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.fast.compile_kernels import compiled
 
 from kapelle.models.fast import decode_ops
 from kapelle.models.fast.decode_ops import LayerKind
@@ -88,8 +86,5 @@ class _Counted:
 
 @pytest.mark.long
 def test_kernels_compile_for_gpus() -> None:
-    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.models.fast.compile_kernels"]
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    assert ended.stdout.split() == sorted(f"_{name}" for name in NAMES)
+    # Attention multiplies on tensor cores in half precision alone.
+    assert compiled("decoding") == {*((f"_{name}", False) for name in NAMES), ("_attend", True)}

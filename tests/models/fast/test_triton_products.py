@@ -6,15 +6,13 @@ test run otherwise.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
+from tests.models.fast.compile_kernels import compiled
 from tests.models.fast.test_grouped import bank_of, far, learned, of_a_layer, with_dropout
 from torch import Tensor
 
@@ -37,37 +35,31 @@ BOUND = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2**-6}
 CPU = torch.device("cpu")
 
 
+@contextmanager
+def on_a_cpu() -> Iterator[None]:
+    """Within it, the kernels are the operations on a CPU too."""
+    from kapelle.models.fast import layer_kernels, triton_products
+
+    library = torch.library.Library("kapelle", "IMPL")
+    layer = "norm add_norm norm_again norm_back turn turn_back gate gate_back fold"
+    for module, names in ((layer_kernels, layer), (triton_products, "grouped add_grouped grouped_outer")):
+        for name in names.split():
+            library.impl(name, getattr(module, name), "CPU", allow_override=True)
+    yield
+    library._destroy()
+
+
 @pytest.fixture(scope="module")
 def everywhere() -> Iterator[None]:
-    """The kernels are the operations on a CPU too. Triton wraps them for its interpreter when they are imported."""
+    """Triton wraps the kernels for its interpreter when they are imported."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        from kapelle.models.fast import layer_kernels, triton_products
+        from kapelle.models.fast import triton_products
 
         assert triton_products.INTERPRETED, "something has imported them for a GPU before"
         patch.setattr(routed_linear, "has_kernel", lambda _device, _dtype: True)
-        library = torch.library.Library("kapelle", "IMPL")
-        for module, names in (
-            (
-                layer_kernels,
-                [
-                    "norm",
-                    "add_norm",
-                    "norm_again",
-                    "norm_back",
-                    "turn",
-                    "turn_back",
-                    "gate",
-                    "gate_back",
-                    "fold",
-                ],
-            ),
-            (triton_products, ("grouped", "add_grouped", "grouped_outer")),
-        ):
-            for name in names:
-                library.impl(name, getattr(module, name), "CPU", allow_override=True)
-        yield
-        library._destroy()
+        with on_a_cpu():
+            yield
 
 
 Trial = Callable[[], Iterator[tuple[Tensor, Tensor]]]
@@ -147,49 +139,9 @@ def test_the_trial_finds_an_incorrect_kernel(
     assert "differ from plain operations" in caplog.text
 
 
-COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from kapelle.models.fast import layer_kernels, triton_products
-
-NUMBERS = {"eps": "fp32", "scale": "fp32", "ends_G": "*i32", "token_K": "*i64", "size_Q": "i32", "tiles_Q": "i32", "out_P": "i32"}
-WIDE = ("x_ND", "sum_ND", "inverse_N1", "more_ND", "dx_ND", "part_PD", "part_NPE", "cos_N1E", "sin_N1E", "scale_G")
-SUMS = ("temperature_K", "peak_K", "target_K", "others_K", "moment_K", "shrink_K")
-FIXED = {"BLOCK": 1024, "EACH": 32, "HEADS": 8, "HALF": 64, "LAYERS": 3, "ROWS": 64, "PRECISION": "ieee", "INTERPRETED": False}
-
-for capability in (80, 90, 120):
-    for module, name in (
-        *((layer_kernels, f"_{name}_kernel") for name in ("norm", "norm_back", "turn", "turn_back", "gate", "gate_back", "fold")),
-        *((triton_products, f"_{name}_kernel") for name in ("grouped", "outer")),
-    ):
-        kernel = getattr(module, name)
-        fixed = {
-            arg: FIXED.get(arg, 16 if arg.startswith("TILE") else arg != "KNOWN") for arg in kernel.arg_names if arg.isupper()
-        }
-        types = dict.fromkeys(fixed, "constexpr")
-        for arg in kernel.arg_names:
-            pointer = arg.rpartition("_")[2].isupper() or arg[:-2] in ("x", "weight", "out", "left", "right")
-            narrow = "*fp32" if arg in (*WIDE, *SUMS) else "*bf16"
-            types.setdefault(arg, NUMBERS.get(arg, narrow if pointer else "i32"))
-        source = ASTSource(kernel, types, {(kernel.arg_names.index(k),): v for k, v in fixed.items()})
-        made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-        multiplies = "mma.sync" in made.asm["ptx"] or "wgmma" in made.asm["ptx"]
-        print(capability, name, multiplies == (module is triton_products), len(made.asm["cubin"]) > 0)
-"""
-
-
 @pytest.mark.long
-def test_they_compile_for_gpus(tmp_path: Path) -> None:
+def test_they_compile_for_gpus() -> None:
     """Products to those of tensor cores, in half precision: a compiler needs no GPU."""
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPILE],
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    said = [line.split() for line in ended.stdout.splitlines()]
-    assert len(said) == 27
-    assert all(line[2:] == ["True", "True"] for line in said), ended.stdout
+    layer = ("norm", "norm_back", "turn", "turn_back", "gate", "gate_back", "fold")
+    expected = {(f"_{name}_kernel", False) for name in layer}
+    assert compiled("updates") == {*expected, ("_grouped_kernel", True), ("_outer_kernel", True)}
