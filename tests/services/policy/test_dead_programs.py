@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -132,11 +133,21 @@ def test_an_episode_can_be_abandoned(setup: RolloutSetup) -> None:
     assert "deleted" in episode.error
 
 
-def test_the_end_of_a_started_program_is_noticed_while_its_answer_is_sampled(setup: RolloutSetup) -> None:
+def test_the_end_of_a_started_program_is_noticed_while_its_answer_is_sampled(
+    setup: RolloutSetup, tmp_path: Path
+) -> None:
     """Its place is free although its time limit is an hour and its answer never comes."""
+    pipe = tmp_path / "begun"
+    os.mkfifo(pipe)
+
+    async def begun(request: Request) -> None:
+        await asyncio.to_thread(pipe.write_text, "the program reads this, and ends")
+        await held(request)
+
     code = PROGRAM.replace("team/coder", "team/first").replace('os.environ["KAPELLE_TASK"]', '"held"')
-    code = f"import os, threading\nthreading.Timer(0.6, lambda: os._exit(7)).start()\n{code}"
-    engine = Reciting(lambda _: "words", held)
+    end = f"open({str(pipe)!r}).read(), os._exit(7)"
+    code = f"import os, threading\nthreading.Thread(target=lambda: ({end})).start()\n{code}"
+    engine = Reciting(lambda _: "words", begun)
     with staged(setup, engine, 2, NEVER, command=(sys.executable, "-IS", "-c", code), programs=1) as stage:
         episodes = stage.wait()
     for episode in episodes:
