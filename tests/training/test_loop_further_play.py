@@ -65,7 +65,7 @@ class TestRedraw:
         assert shares[0] > shares[1] >= shares[2] == 0.0
 
     def test_a_task_that_comes_again_is_sampled_with_other_noise(self) -> None:
-        found = first_step(24, {**DIGEST, "tasks": 1}, redraw=6)
+        found = first_step(64, {**DIGEST, "tasks": 1}, redraw=6)  # so many that a second redraw is needed
         seeds = [one.seed for group in found.groups for one in group.episodes]
         assert len(set(seeds)) == len(seeds)
         assert found.metrics["dead_groups"] == 0.0
