@@ -57,6 +57,12 @@ class TestClipping:
         kept = [float(moments[name]["exp_avg"]) / 0.1 for name in ("w0", "w1")]
         assert kept == pytest.approx([0.6, 0.8], abs=1e-5)
 
+    def test_a_smaller_gradient_is_not_enlarged(self) -> None:
+        one = learner(1.0, 1.0, max_grad_norm=1.0)
+        assert push(one, 0.3, 0.4)["grad_norm"] == pytest.approx(0.5)
+        moments = one.state()["optimizer"]
+        assert [float(moments[name]["exp_avg"]) for name in ("w0", "w1")] == pytest.approx([0.03, 0.04])
+
 
 class TestSchedules:
     @pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
@@ -121,8 +127,7 @@ class TestLossScale:
     def test_the_step_does_not_depend_on_it(self) -> None:
         plain, scaled = learner(1.0), learner(1.0, scaled=True)
         for gradient in (1.0, -0.25):
-            push(plain, gradient)
-            push(scaled, gradient)
+            assert push(plain, gradient)["grad_norm"] == push(scaled, gradient)["grad_norm"] == abs(gradient)
         assert values(scaled) == pytest.approx(values(plain), abs=1e-6)
         assert float(scaled.scaled(torch.ones(()))) == 65536.0
 
