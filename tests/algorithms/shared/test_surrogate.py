@@ -257,6 +257,14 @@ class TestOptions:
         assert float(total) == pytest.approx(sum(r - 1 - math.log(r) for r in RATIOS), abs=1e-5)
         assert not any(part.requires_grad for pair in found.metrics.values() for part in pair)
 
+    def test_metrics_leave_out_what_is_masked(self) -> None:
+        found, _ = loss(mask=[0.0, 1.0, 1.0, 1.0, 1.0], kl_coefficient=0.1, kl_estimator="k3")
+        shares = {name: float(total / weight) for name, (total, weight) in found.metrics.items()}
+        # The reference has twice the probability of each token: 2 − ln 2 − 1. Only the first token was clipped.
+        assert shares["kl"] == pytest.approx(1.0 - math.log(2.0))
+        assert shares["clip_share"] == 0.0
+        assert shares["drift"] == pytest.approx(sum(r - 1 - math.log(r) for r in RATIOS[1:]) / 4, abs=1e-6)
+
 
 class TestValueLoss:
     @pytest.mark.parametrize(
