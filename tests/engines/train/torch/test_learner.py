@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD
 from transformers import get_scheduler
 
-from kapelle.engines.train.torch.learner import Learner, LossScale, rate_at, take_steps
+from kapelle.engines.train.torch.learner import Learner, LossScale, _norm, rate_at, take_steps
 from kapelle.errors import NumericsError
 from kapelle.settings.schema import OptimizerConfig
 
@@ -62,6 +62,11 @@ class TestClipping:
         assert push(one, 0.3, 0.4)["grad_norm"] == pytest.approx(0.5)
         moments = one.state()["optimizer"]
         assert [float(moments[name]["exp_avg"]) for name in ("w0", "w1")] == pytest.approx([0.03, 0.04])
+
+    def test_the_norm_is_that_of_all_kinds_of_tensors_together(self) -> None:
+        # As of shards and of the whole head of a critic.
+        kinds = [{"w0": torch.tensor([3.0])}, {"w1": torch.tensor([4.0])}]
+        assert float(_norm(kinds)) == pytest.approx(5.0)
 
 
 class TestSchedules:
