@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +119,14 @@ class TestRow:
         assert base.credit is not None
         one, other = row.credit(groups, Signals()), base.credit(groups, Signals())
         assert all(torch.equal(one[key].advantage_T, other[key].advantage_T) for key in one)
+
+    def test_roles_are_exchanged_after_every_fifth_step(self) -> None:
+        [hook] = cory(swap_every=5).build().after_update
+        now, exchanged = 0, list[int]()
+        engine: Any = SimpleNamespace(exchange=lambda *_: exchanged.append(now))
+        for now in range(1, 13):
+            hook(now, team_of("p", "o"), engine)
+        assert exchanged == [5, 10]
 
     def test_rivals_win_by_the_better_answer(self) -> None:
         """Agon: the pioneer wins, the observer wins, and both are right."""

@@ -96,6 +96,15 @@ def test_a_checkpoint_holds_the_earlier_returns() -> None:
         assert give(said, then)[KEY].advantage_T.tolist() == [-3.5]
 
 
+def test_each_turn_is_compared_with_earlier_turns_of_the_same_number() -> None:
+    turns = [turn("a", k, completion_ids=(5,), logprobs=(-1.0,)) for k in range(2)]
+    give = TaughtCredit(1.0)
+    for logps, expected in (((-0.5, -4.0), [0.5, -3.0]), ((0.0, -2.0), [1.0 - 0.5, -1.0 + 3.0])):
+        taught = {TurnKey(0, 0, k): torch.tensor([logp]) for k, logp in enumerate(logps)}
+        credit = give([group(episode(*turns))], Signals(more={TEACHER: taught}))
+        assert [float(credit[TurnKey(0, 0, k)].advantage_T) for k in range(2)] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(("discount", "whole"), [(1.0, True), (0.0, False)])
 def test_the_expected_update_descends_the_reverse_kl(discount: float, *, whole: bool, size: int) -> None:

@@ -15,7 +15,7 @@ from kapelle.algorithm import Credit
 from kapelle.algorithms.grpo import GRPO
 from kapelle.algorithms.rloo import RLOO
 from kapelle.algorithms.shared.groups import Earlier
-from kapelle.algorithms.shared.rewards import TeamReward
+from kapelle.algorithms.shared.rewards import PenaltyConfig, TeamReward
 from kapelle.errors import AlgorithmError
 from kapelle.rows import Signals, TurnKey
 from kapelle.types import Episode, Group, Task
@@ -222,6 +222,9 @@ class TestTruncation:
     def test_penalised(self) -> None:
         algorithm = GRPO(scale="none", truncated="penalise", truncation_penalty=0.4)
         assert advantages(algorithm, [self.CUT]) == pytest.approx([0.4, -0.2, -0.2])
+        # The penalty of a turn without an end adds up with it: 1 − 0.4 − 0.3.
+        both = algorithm.model_copy(update={"penalties": PenaltyConfig(no_stop=0.3)})
+        assert advantages(both, [self.CUT]) == pytest.approx([0.2, -0.1, -0.1])
 
     def test_incomplete_truncation_settings_raise_an_error(self) -> None:
         for settings in ({"truncated": "penalise"}, {"truncation_penalty": 0.5}):

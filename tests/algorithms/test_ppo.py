@@ -194,6 +194,15 @@ class TestStaleSamples:
         assert target_T.tolist() == pytest.approx([0.5 + 0.5 / math.e, 1.0])
         assert given[self.KEY].advantage_T.tolist() == pytest.approx([0.5, 0.75])
 
+    def test_the_ratio_of_a_whole_turn_is_the_product_over_its_tokens(self) -> None:
+        # ρ̄ = √e/e, and v = 0.5 + ρ̄·(1 − 0.5).
+        settings = ppo(lam=1.0, gamma_turn=1.0, vtrace=True, unit="turn")
+        values = {self.KEY: torch.tensor([0.5])}
+        given = credit(settings, self.GROUPS, Signals(values, proximal=self.PROXIMAL))
+        target_T = given[self.KEY].return_T
+        assert target_T is not None
+        assert target_T.tolist() == pytest.approx([0.5 + 0.5 / math.sqrt(math.e)])
+
 
 class TestFailures:
     def test_a_failed_episode_has_no_credit(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kapelle.comparison import plot
-from kapelle.comparison.figures import read_scores, summarise
+from kapelle.comparison.figures import ScoredRun, read_scores, summarise
 from kapelle.errors import ConfigError, DataError, OutputError
 
 
@@ -62,6 +62,16 @@ def test_a_comparison_is_summarised(tmp_path: Path) -> None:
     assert last[:2] == pytest.approx((250.0, 0.55))
     [over_steps] = summarise(read_scores([folder]), "step", 0)
     assert [place for place, *_ in over_steps.curves["one"]["rloo"]] == [0.0, 10.0]
+
+
+def test_a_curve_has_the_steps_at_which_all_runs_were_evaluated() -> None:
+    def run(*steps: int) -> ScoredRun:
+        return ScoredRun(
+            "grpo", "one", {"success": 1.0}, [(step, 7.0 * step, {"success": 0.5}) for step in steps]
+        )
+
+    [found] = summarise([run(0, 5, 10), run(0, 10)], "tokens", 0)
+    assert [place for place, *_ in found.curves["one"]["grpo"]] == [0.0, 70.0]
 
 
 def test_comparisons_are_tasks_and_a_contender_needs_all(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def test_a_run_is_measured_by_its_last_evaluation(contenders: tuple[Contender, .
         1.5,
     )
     assert [(each["scored"], each["problems"], each["failed"]) for each in first.curve] == [(3, 4, 1)] * 2
+    assert [(each["step"], each["tokens"]) for each in first.curve] == [(0, 0), (3, 3 * 12)]
     assert first.reason == ""
     few = tmp_path / "all" / "few"
     recorded(

@@ -158,12 +158,20 @@ def answers(engine: LocalEngine, *requests: Request) -> list[Completion]:
     return asyncio.run(all_of_them())
 
 
-def test_an_interrupted_completion_continues_at_its_place() -> None:
+@pytest.mark.parametrize(
+    ("constraint", "most", "cut_short"),
+    [(EVERY["schema"], 60, False), (Constraint.choices(["yes"]), 3, True)],
+    ids=["", "a forced ending that exceeds the limit"],
+)
+def test_an_interrupted_completion_continues_at_its_place(
+    constraint: Constraint, most: int, cut_short: bool
+) -> None:
     model = tiny_model()
     model.bank.add("p", LORA, 0)
     engine = LocalEngine({"base": model}, [policy_of()])
-    sampling = Sampling(max_tokens=60, constraint=EVERY["schema"])
+    sampling = Sampling(max_tokens=most, constraint=constraint)
     [whole] = answers(engine, asked(model, sampling, seed=5))
+    assert (whole.finish_reason == "length") == cut_short
     for cut in range(1, len(whole.ids)):
         [rest] = answers(engine, asked(model, sampling, seed=5, begun=whole.ids[:cut]))
         assert rest.ids == whole.ids[cut:]

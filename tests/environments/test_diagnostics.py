@@ -124,6 +124,13 @@ async def test_noise_flips_a_reward() -> None:
     assert success == 0.5
 
 
+async def test_the_success_of_a_speaker_is_that_of_its_listeners() -> None:
+    game = game_of({"name": "speaker", "seats": 3, "letters": 3})
+    rewards, success = await played(game, 1, {(0, "1/3 B"): "C", (1, "2/3 C"): "B", (2, "3/3 C"): "C"})
+    assert rewards == {"agent_0": 0.5, "agent_1": 0.5, "agent_2": 0.0}
+    assert success == 0.5
+
+
 async def test_a_leader_must_write_a_letter() -> None:
     game = game_of({"name": "speaker", "letters": 3, "speaker": "leads"})
     rewards, _ = await played(game, 0, {(0, "1/2"): "B", (1, "2/2 B"): "B"})

@@ -7,6 +7,7 @@ import pytest
 
 from kapelle.functional.statistics import (
     Quartiles,
+    area_interval,
     area_under_curve,
     bootstrap_interval,
     interquartile_mean,
@@ -117,6 +118,15 @@ def test_area_under_curve_by_hand() -> None:
     assert area_under_curve([3, 2, 0, 1, 2], [True, True, False, True, False]) == 4.5 / 6
     assert area_under_curve([1, 1, 1], [True, False, False]) == 0.5
     assert area_under_curve([1, 2], [True, True]) is None
+
+
+def test_the_interval_of_an_area_with_dependent_scores_by_hand() -> None:
+    # Three questions with a right and a wrong answer each: the area is 7/9. The right answers are above 1, 2/3 and 2/3 of
+    # the wrong ones, which are below 1, 1/3 and 1 of the right ones. Less 7/9, in ninths: 2, −1, −1 and 2, −4, 2.
+    found = area_interval([3, 1, 2, 2.5, 1.5, 0], [True, False] * 3, "aabbcc")
+    variance = 3 / 2 * (6 + 24 + 2 * (4 + 4 - 2)) / 81 / 9
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(variance) / (7 / 9 * 2 / 9)
+    assert found == pytest.approx(tuple(1 / (1 + 2 / 7 * math.exp(-end)) for end in (-half, half)))
 
 
 def test_the_interval_of_a_share_stays_within_what_a_share_can_be() -> None:

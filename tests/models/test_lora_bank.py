@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from kapelle.models.adapters import named
 from kapelle.models.language_model import LanguageModel
-from kapelle.models.lora_bank import LoraBank, Route, layers_of
+from kapelle.models.lora_bank import BankedLinear, LoraBank, Route, layers_of
 from kapelle.team import Lora
 
 # The reference implementation asks transformers something that it calls old.
@@ -173,3 +173,16 @@ class TestDropout:
             assert torch.equal(logits(model, route), still)
         assert not torch.equal(first[:2], second[:2])
         assert torch.equal(first[2:], still[2:])
+
+    def test_each_layer_drops_other_features_of_a_token(self) -> None:
+        model = tiny_model()
+        add(model, "a", Lora(rank=2, dropout=0.5))
+        layers = [module for module in model.model.modules() if isinstance(module, BankedLinear)]
+        found = []
+        with model.bank.routed([("a", 0, 5)], keys_N=torch.arange(5, dtype=torch.int32)):
+            for layer in layers:
+                [(factors, first, last)] = layer.factors()
+                keys_n = layer.keys_of(factors, slice(first, last))
+                assert keys_n is not None
+                found.append(tuple(keys_n.tolist()))
+        assert len(set(found)) == len(layers) > 2

@@ -28,6 +28,8 @@ from kapelle.types import Episode, Routing, Sampling, Task, Turn
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 
+ROWS = [("a", 5, 8), ("b", 12, 4), ("a", 10, 8), ("b", 3, 6), ("a", 7, 8), ("b", 6, 8)]
+"""Adapter, tokens of the prompt and of the completion. Rows that end early read on until enough have ended to leave."""
 LORA = Lora(rank=2, alpha=4.0, targets=("all-linear", "experts"))
 FAMILIES = [
     "qwen3_moe",
@@ -59,7 +61,7 @@ def jobs() -> list[Job]:
         Job(
             adapter, tuple((37 * k + 11 * i) % 250 + 6 for i in range(length)), Sampling(max_tokens=tokens), k
         )
-        for k, (adapter, length, tokens) in enumerate([("a", 5, 8), ("b", 12, 4), ("a", 10, 8), ("b", 3, 6)])
+        for k, (adapter, length, tokens) in enumerate(ROWS)
     ]
 
 

@@ -50,6 +50,20 @@ class TestArguments:
                 renderer.with_arguments({inner: "x"})
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [("<think>\nso 4\n</think>\n\n4", "4"), ("<think>\nso, by the", ""), ("4", "4")],
+    ids=["", "cut off", "none"],
+)
+def test_thoughts_are_counted_in_tokens_and_characters(answer: str, words: str) -> None:
+    renderer = ChatRenderer(thinking_tokenizer(), 512)
+    ids = renderer.completion(answer)[:-1]
+    text = renderer.spoken(ids)
+    tokens, characters = renderer.thoughts(renderer.start([U]), ids, text)
+    assert (renderer.spoken(ids[tokens:]).strip(), text[characters:]) == (words, words)
+    assert (tokens == len(ids)) == (words == "")
+
+
 def turns(
     template: str, arguments: Mapping[str, Json], answers: Sequence[str], new_messages: Sequence[Message]
 ) -> list[bool]:

@@ -245,3 +245,18 @@ def test_a_grammar_that_cannot_continue_ends_the_turn() -> None:
     assert not walk.complete
     with pytest.raises(ConfigError, match="no token can begin such a text"):
         masks.begin(Constraint.choices(["no"]))
+
+
+@pytest.mark.parametrize(
+    ("choices", "most", "expected"),
+    [
+        (["yes"], 4, True),  # three bytes and the end
+        (["yes"], 3, False),
+        (["yes", "no"], 3, True),
+        (["yes", "no"], 2, False),
+        (["y" * 70], 71, True),
+        (["y" * 70], 70, None),  # the search for longer completions is never conclusive
+    ],
+)
+def test_a_completion_fits_with_its_end(choices: list[str], most: int, expected: bool | None) -> None:
+    assert masks_of(embedded()).fits(Constraint.choices(choices), most) is expected

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from kapelle.errors import TrainingHalted
-from kapelle.rollout.outcomes import FIRST, FirstFailures
+from kapelle.rollout.outcomes import FIRST, FirstFailures, in_range
 from kapelle.types import Episode, Task
 
 TASK = Task("a", "?")
@@ -40,3 +42,19 @@ def test_nothing_ends_after_a_success_or_if_the_run_accepts_all_failures() -> No
     for each in (first, FirstFailures(1.0)):
         for _ in range(100):
             each.note(failed("KeyError: 'answer'"), running=0)
+
+
+@pytest.mark.parametrize(
+    ("total", "bounds", "accepted"),
+    [
+        (1.0 + 1e-10, (0.0, 1.0), True),  # a rounding error of a sum
+        (1.0 + 1e-6, (0.0, 1.0), False),
+        (-1e-6, (0.0, 1.0), False),
+        (1e6 + 1e-4, (0.0, 1e6), True),  # relative to large bounds
+        (math.nan, (-math.inf, math.inf), False),
+    ],
+)
+def test_a_return_is_in_range_up_to_rounding(
+    total: float, bounds: tuple[float, float], accepted: bool
+) -> None:
+    assert in_range(total, bounds) is accepted

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from tests.support.episodes import TASK
-from tests.support.plugins import Digest, Echo
+from tests.support.plugins import Digest, DigestState, Echo
 from tests.support.tiny import LORA
 
 from kapelle.engines.rollout.protocol import Completion, Request
@@ -98,6 +98,31 @@ class TestTurns:
 
         found = await play(engine=Slow())
         assert [t.agent for t in found.turns] == ["a", "b", "a"]
+
+
+async def test_an_agent_without_a_turn_receives_its_rewards_at_the_end() -> None:
+    class PaysBoth(DigestState):
+        async def step(self, actions: Mapping[str, str], final: str | None = None) -> Mapping[str, float]:
+            await super().step(actions, final)
+            return {"a": 0.25, "b": 0.5}
+
+        def movers(self) -> tuple[str, ...]:
+            return () if self.said else ("a",)
+
+        def outcome(self) -> Outcome:
+            return Outcome({"a": 1.0, "b": 2.0})
+
+    class Pays(Digest):
+        @property
+        def reward_range(self) -> tuple[float, float]:
+            return 0.0, 3.0
+
+        def start(self, task: Task, agents: Sequence[str], seed: int) -> PaysBoth:
+            return PaysBoth(task, tuple(agents), 2, 0)
+
+    found = await play(environment=Pays(), workflow=Parallel())
+    assert [turn.reward for turn in found.turns] == [0.25]
+    assert found.rewards == {"a": 1.0, "b": 2.5}
 
 
 class TestSeeds:

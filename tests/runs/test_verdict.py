@@ -66,6 +66,9 @@ PLANTED: list[tuple[Word, str, Verdict]] = [
         dead_groups=lambda _: 1.0)),
     ("flat", "thirds differ", played(200, success=lambda _: 0.4)),
     ("flat", "thirds differ", played(40, return__a=lambda k: 0.5 + 0.01 * (k % 2))),
+    # An entropy that was always low, and one that fell to a tenth and is still moderate, have not collapsed.
+    ("flat", "thirds differ", played(60, success=lambda _: 0.4, entropy__a=lambda _: 0.03)),
+    ("flat", "thirds differ", played(60, success=lambda _: 0.4, entropy__a=lambda k: max(0.2, 4.0 * 0.9**k))),
     ("diverging", "success fell from", played(12, success=lambda k: (0.4, 0.02)[k > 0] * (k < 3))),
     ("diverging", "success fell from", played(80, success=lambda k: 0.3 + 0.01 * k if k < 50 else 0.05)),
     ("diverging", "entropy of a rose from 0.4 to 4.4", played(20, success=lambda _: 0.0, entropy__a=lambda k: 0.4 + 4 * (k > 4))),

@@ -14,7 +14,7 @@ from kapelle.algorithms.signals.embeddings import embedding_samples
 from kapelle.algorithms.signals.samples import central_prompt, critic_sample, policy_sample
 from kapelle.rows import Signals, TurnKey, turns_of
 from kapelle.team import Agent, Team
-from kapelle.training.collate import critic_samples, policy_samples
+from kapelle.training.collate import critic_samples, fresh_samples, policy_samples
 from kapelle.types import Sampling
 
 CRITICS = {"a": "critic:a", "b": "critic:a"}
@@ -176,3 +176,19 @@ class TestTrainingSamples:
         assert unknown.targets == (3,)
         (without, _) = critic_samples(groups, team, credit, Signals(values), LOCAL)
         assert without.targets == (3, 4)
+
+
+def test_only_tokens_of_the_current_weights_are_compared() -> None:
+    logprobs = (-1.0, -2.0, -3.0, -4.0, -5.0)
+    turns = [
+        turn("a", 0, 5, logprobs=logprobs, version=4, versions=((3, 2), (4, 3))),
+        turn("a", 1, 5, logprobs=logprobs, version=3),
+        *(turn("a", k, 1, version=4) for k in range(2, 6)),
+    ]
+    first, *others = fresh_samples(turns, team_of("a"), 3, {"a": 4})
+    assert first.targets == (5, 6, 7), "after a prompt of three tokens and two tokens of older weights"
+    assert first.columns["behaviour"].tolist() == [-3.0, -4.0, -5.0]
+    assert [each.tokens[1] for each in others] == [12, 13], (
+        "three turns at most, none of them of older weights"
+    )
+    assert len(fresh_samples(turns, team_of("a"), 99)) == 7

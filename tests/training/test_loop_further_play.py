@@ -65,7 +65,7 @@ class TestRedraw:
         assert shares[0] > shares[1] >= shares[2] == 0.0
 
     def test_a_task_that_comes_again_is_sampled_with_other_noise(self) -> None:
-        found = first_step(24, {**DIGEST, "tasks": 1}, redraw=6)
+        found = first_step(64, {**DIGEST, "tasks": 1}, redraw=6)  # so many that a second redraw is needed
         seeds = [one.seed for group in found.groups for one in group.episodes]
         assert len(set(seeds)) == len(seeds)
         assert found.metrics["dead_groups"] == 0.0
@@ -81,13 +81,13 @@ def said(group: Group) -> list[tuple[tuple[int, ...], ...]]:
     return [tuple(turn.completion_ids for turn in one.turns) for one in group.episodes]
 
 
-def greedy_step(seed: int) -> tuple[Sequence[Group], Signals, Step]:
+def greedy_step(seed: int, number: int = 1) -> tuple[Sequence[Group], Signals, Step]:
     """What credit is given in a step of ReMax: one task, three attempts, one greedy episode."""
     made = sections(
         environment={"name": "tests.support.plugins:Digest", "tasks": 1},
         workflow={"name": "parallel"},
         algorithm={"name": "remax", "group_size": 3},
-        training={"steps": 1, "tasks_per_step": 1},
+        training={"steps": number, "tasks_per_step": 1},
         seed=seed,
     )
     seen: list[tuple[Sequence[Group], Signals]] = []
@@ -103,8 +103,8 @@ def greedy_step(seed: int) -> tuple[Sequence[Group], Signals, Step]:
             return judge(groups, signals, earlier)
 
         memory.judge = noted
-        step = next(run.steps(1))
-    return (*seen[0], step)
+        *_, step = run.steps(number)
+    return (*seen[-1], step)
 
 
 class TestGreedyBaseline:
@@ -120,6 +120,29 @@ class TestGreedyBaseline:
         sampled = [said(groups[0]) for groups, _, _ in steps]
         assert greedy[0] == greedy[1]
         assert not set(sampled[0]) & set(sampled[1])
+
+    def test_a_task_that_comes_again_has_another_seed(self) -> None:
+        seeds = {greedy_step(0, number)[1].greedy[0].seed for number in (1, 2)}
+        assert len(seeds) == 2
+
+
+def test_an_annealed_loss_begins_with_its_first_coefficient() -> None:
+    def weights(**loss: Any) -> list[Mapping[str, Tensor]]:
+        algorithm = {"name": "grpo", "group_size": 2, "team_reward": "individual", "loss": loss}
+        made = sections(
+            environment=DIGEST,
+            workflow={"name": "parallel"},
+            algorithm=algorithm,
+            training={"steps": 2, "tasks_per_step": 4},
+        )
+        with Trainer(**made) as run:
+            next(run.steps(1))
+            return [frozen_copy(run.engine.weights(name)) for name in run.team.trained]
+
+    annealed = weights(entropy_coefficient=0.5, entropy_end=0.0)
+    for constant, same in ((0.5, True), (0.25, False)):
+        pairs = zip(annealed, weights(entropy_coefficient=constant), strict=True)
+        assert all(same_bits(*pair) for pair in pairs) is same
 
 
 def roles_after(steps: int, swap_every: int) -> dict[str, dict[str, Tensor]]:

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.episodes import episode, turn
 from tests.support.tiny import sections
 
+from kapelle.algorithm import Credit
 from kapelle.functional.distributions import KINDS, read_histogram
+from kapelle.rows import TurnKey
 from kapelle.runs.reader import read_groups
 from kapelle.runs.step_rows import lines_of, stored_step
-from kapelle.training.step_report import chosen
+from kapelle.training.step_report import advantages_of, chosen, credit_metrics
 from kapelle.training.trainer import Trainer
 from kapelle.types import Group
 
@@ -33,6 +36,26 @@ def test_best_and_worst_are_kept_of_the_groups_that_differ_most() -> None:
     assert chosen(groups, 3) == {(1, 2), (1, 0), (2, 1)}
     assert chosen(groups, 99) == {(1, 2), (1, 0), (2, 1), (2, 2), (0, 0), (0, 1)}
     assert chosen(groups, 0) == set()
+
+
+def test_turns_are_counted_and_advantages_summarised_by_agent() -> None:
+    turns = [(TurnKey(0, 0, k), turn(agent, k)) for k, agent in enumerate("aab")]
+    pairs = (([1.0, 2.0], 0.5), ([6.0, 3.0], 0.0), ([4.0], 2.0))
+    credit = {
+        key: Credit(torch.tensor(advantage), weight=weight)
+        for (key, _), (advantage, weight) in zip(turns, pairs, strict=True)
+    }
+    row = credit_metrics(turns, credit, advantages_of(turns, credit))
+    assert row == pytest.approx(
+        {
+            "samples/a": 1.0,
+            "samples/b": 1.0,
+            "advantage/a": 3.0,
+            "advantage_std/a": math.sqrt((4 + 1 + 9 + 0) / 3),
+            "advantage/b": 4.0,
+            "advantage_std/b": 0.0,
+        }
+    )
 
 
 @pytest.fixture(scope="module")

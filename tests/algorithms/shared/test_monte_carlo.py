@@ -27,6 +27,7 @@ from kapelle.algorithms.optimistic import Optimistic
 from kapelle.algorithms.rae import RAE
 from kapelle.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from kapelle.algorithms.remax import ReMax
+from kapelle.algorithms.shared.groups import Earlier
 from kapelle.algorithms.shared.rewards import PenaltyConfig
 from kapelle.algorithms.signals.greedy import GreedyBaseline
 from kapelle.algorithms.signals.reference import ReferenceLogProbs
@@ -79,6 +80,17 @@ class TestReMax:
         given = credit_of(settings.build(), [group(one)], Signals(greedy={0: likeliest}))
         assert firsts(given) == pytest.approx([1.0, -2.0])
         assert settings.build().need(GreedyBaseline)
+
+    def test_an_agent_that_the_greedy_episode_lacks_is_compared_with_its_returns_in_earlier_steps(
+        self,
+    ) -> None:
+        settings, earlier = ReMax(team_reward="individual"), Earlier()
+        first, second = (
+            episode(turn("a", 0), turn("b", 1), rewards={"a": 1.0, "b": reward}) for reward in (5.0, 8.0)
+        )
+        settings.credit([group(first)], Signals(greedy={0: first}), earlier)
+        given = settings.credit([group(second)], Signals(greedy={0: solo(0.5)}), earlier)
+        assert firsts(given) == pytest.approx([0.5, 3.0])
 
 
 class TestReinforcePlusPlus:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from kapelle.algorithm import Loss, Outputs, Targets
+from kapelle.algorithms.a2c import a2c_loss
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 
 # Turn 0 has three tokens, turn 1 has two; the ratio π/π_b of each token:
@@ -256,6 +257,14 @@ class TestOptions:
         assert float(total) == pytest.approx(sum(r - 1 - math.log(r) for r in RATIOS), abs=1e-5)
         assert not any(part.requires_grad for pair in found.metrics.values() for part in pair)
 
+    def test_metrics_leave_out_what_is_masked(self) -> None:
+        found, _ = loss(mask=[0.0, 1.0, 1.0, 1.0, 1.0], kl_coefficient=0.1, kl_estimator="k3")
+        shares = {name: float(total / weight) for name, (total, weight) in found.metrics.items()}
+        # The reference has twice the probability of each token: 2 − ln 2 − 1. Only the first token was clipped.
+        assert shares["kl"] == pytest.approx(1.0 - math.log(2.0))
+        assert shares["clip_share"] == 0.0
+        assert shares["drift"] == pytest.approx(sum(r - 1 - math.log(r) for r in RATIOS[1:]) / 4, abs=1e-6)
+
 
 class TestValueLoss:
     @pytest.mark.parametrize(
@@ -278,3 +287,20 @@ class TestValueLoss:
         assert float(found.weight) == 2.0
         total, weight = found.metrics["value_error"]
         assert float(total / weight) == pytest.approx(1.25)
+
+
+def test_a2c_by_hand() -> None:
+    """−ρA·log π − c·entropy with a constant ρ, and the drift ρ − 1 − log ρ."""
+    ratio, advantage = torch.tensor(RATIOS), torch.tensor(ADVANTAGES)
+    logp, entropy = (ratio.log() - 1.0).requires_grad_(), torch.arange(5.0).requires_grad_()
+    columns = {"behaviour": torch.full((5,), -1.0), "advantage": advantage}
+    targets = Targets(torch.tensor(SEGMENTS), 2, torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]), columns)
+    found = a2c_loss(Outputs(logp, entropy), targets, entropy_coefficient=0.3)
+    expected = -(ratio * advantage * logp + 0.3 * entropy)[:4].sum()
+    assert found.total.item() == pytest.approx(float(expected.detach()))
+    by_logp, by_entropy = torch.autograd.grad(found.total, (logp, entropy))
+    assert by_logp.tolist() == pytest.approx([-1.5, -0.5, -1.0, 2.2, 0.0])
+    assert by_entropy.tolist() == pytest.approx([-0.3] * 4 + [0.0])
+    total, weight = found.metrics["drift"]
+    assert float(weight) == float(found.weight) == 4.0
+    assert total.item() == pytest.approx(sum(r - 1.0 - math.log(r) for r in RATIOS[:4]), abs=1e-6)

@@ -127,13 +127,21 @@ class TestAModelOfOnesOwn:
 
     def test_longer_than_its_context_the_end_is_read(self) -> None:
         config = ModelConfig.model_validate({"embedded": {**SIZE, "context": 24}})
-        with run("vdn", models={"reader": load_language_model(config)}, embedder="reader") as trainer:
-            played = [
-                group(episode(turn("agent_0", 0, new_messages=(Message("user", "x" * 99),), text="y" * 60)))
-            ]
-            [seen] = read(trainer, played).values()
-            assert torch.isfinite(seen.observation_D).all()
-            assert torch.isfinite(seen.action_D).all()
+        reader = load_language_model(config)
+        question = Message("user", "x" * 99)
+        with run("vdn", models={"reader": reader}, embedder="reader") as trainer:
+            for words in ("y" * 60, "no"):
+                played = [group(episode(turn("agent_0", 0, new_messages=(question,), text=words)))]
+                [seen] = read(trainer, played).values()
+                prompt, said = reader.renderer.start([question]), reader.renderer.completion(words)[:23]
+                for tokens, count, found in (
+                    (prompt, 24, seen.observation_D),
+                    ((*prompt, *said), len(said), seen.action_D),
+                ):
+                    with torch.no_grad():
+                        ids = torch.tensor([tokens[-24:]])
+                        hidden = reader.model(ids, output_hidden_states=True).hidden_states[-1][0]
+                    torch.testing.assert_close(found, hidden[-count:].mean(0), atol=1e-5, rtol=1e-4)
 
     @pytest.mark.parametrize(
         ("given", "said"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from kapelle.cli import main
 from kapelle.cli.plan import DOES_NOT_FIT
 from kapelle.cluster.planning import plan
 from kapelle.cluster.planning.memory import adapter_bytes
+from kapelle.cluster.planning.plan import _largest
 from kapelle.cluster.planning.planned_run import base_bytes
+from kapelle.cluster.planning.sampling_memory import PlannedRows, places
 from kapelle.models.embedded import settings_of
 from kapelle.models.outline import outline_of_settings
 from kapelle.models.weights import save_model
@@ -34,7 +37,8 @@ def test_a_plan_fits_after_the_advised_changes() -> None:
 
 
 def test_processes_share_what_fsdp_shards(tmp_path: Path) -> None:
-    save_model(tmp_path / "model", tiny_model(layers=4, hidden=64))
+    model = tiny_model(layers=4, hidden=64)
+    save_model(tmp_path / "model", model)
     pretrained = f"model.path={tmp_path / 'model'}"
     settings = (pretrained, "team.sharing=shared", "algorithm.loss.kl_coefficient=0.1")
     fsdp = (*settings, "train_engine.name=fsdp")
@@ -50,7 +54,10 @@ def test_processes_share_what_fsdp_shards(tmp_path: Path) -> None:
         assert copied[kind] == alone[kind]
     for kind in ("references", "optimiser"):
         assert shared[kind] * 4 == pytest.approx(alone[kind], rel=1e-3)
-    assert alone["weights"] / 4 < shared["weights"] < alone["weights"]
+    # A fourth of the float32 weights, and what a pass gathers: two of four blocks, and everything outside of blocks.
+    count, (first, *_) = sum(p.numel() for p in model.model.parameters()), model.model.model.layers
+    gathered = count - 2 * sum(p.numel() for p in first.parameters())
+    assert shared["weights"] == pytest.approx(count + 4 * gathered)
     on_cpu = plan("demo", *fsdp, ranks=4)
     [training] = on_cpu.processes
     assert on_cpu.devices["cpu"] == 4 * training.peak
@@ -101,6 +108,42 @@ def test_moments_take_the_bytes_of_their_type(name: str, bytes_each: float) -> N
     found = plan("demo", "team.sharing=shared", f"optimizer.name={name}")
     numbers = sum(sum(found.run.trained_numbers(base)) for base in found.run.team.bases)
     assert found.processes[0].phases[1].kinds["optimiser"] == pytest.approx(bytes_each * numbers, rel=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ippo"])
+def test_adapters_and_heads_take_4_bytes_a_number_and_as_much_for_gradients(algorithm: str) -> None:
+    found = plan("demo", "team.sharing=lora", f"algorithm={{name: {algorithm}}}")
+    numbers = sum(sum(found.run.trained_numbers(base)) for base in found.run.team.bases)
+    update = found.processes[0].phases[1].kinds
+    assert update["adapters"] == update["gradients"] == 4 * numbers
+
+
+def test_a_pass_holds_the_tasks_of_one_optimiser_step() -> None:
+    def activations(tasks: int, minibatches: int) -> int:
+        settings = (f"training.tasks_per_step={tasks}", f"algorithm.minibatches={minibatches}")
+        found = plan("demo", "training.microbatch_tokens=100000", *settings)
+        return found.processes[0].phases[1].kinds["activations"]
+
+    assert activations(4, 4) == activations(1, 1)
+    assert activations(4, 1) == pytest.approx(4 * activations(1, 1), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompts", "answer", "end"),
+    [
+        (2, 2, 1, 2 * 70),  # the sampled token is never read
+        (2, 2, 2, 2 * (64 + 16)),  # a block of 64 for each prompt of 70 tokens, and a tail that grows by 16
+        (4, 1, 1, 128),  # two blocks of a prompt that several rows read
+        (4, 1, 2, 128 + 4 * 16),
+    ],
+)
+def test_the_places_of_a_cache_by_hand(rows: int, prompts: int, answer: int, end: int) -> None:
+    assert places(PlannedRows(rows, prompts, 70, answer, tempered=False))[0] == end
+
+
+def test_the_largest_number_that_fits_is_found() -> None:
+    for most, bound in product(range(1, 10), range(12)):
+        assert _largest(most, lambda count, bound=bound: count <= bound) == min(most, bound)  # type: ignore[misc]
 
 
 def test_an_automatic_pass_is_as_large_as_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiny import draw_samples, related_samples
 
-from kapelle.engines.train.batch import shard_samples
+from kapelle.engines.train.batch import pack, shard_samples
 from kapelle.rows import Sample
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=30)
@@ -43,6 +43,13 @@ def test_the_answers_to_one_prompt_go_to_all_where_there_is_no_other() -> None:
     drawn = draw_samples(["a"], [(10, 6)] * 8)
     samples = [replace(sample, tokens=prompt + sample.tokens[10:]) for sample in drawn]
     assert [len(own) for own in shard_samples(samples, 2)] == [4, 4]
+
+
+def test_each_pass_over_answers_to_one_prompt_is_within_the_limit() -> None:
+    drawn = draw_samples(["a"], [(10, 5)] * 6)
+    samples = [replace(sample, tokens=(*range(10), *sample.tokens[10:])) for sample in drawn]
+    # The prompt, and two answers without their last tokens.
+    assert [len(batch.tokens) for batch in pack(samples, 18)] == [10 + 2 * 4] * 3
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -243,6 +243,13 @@ async def test_a_forfeit_receives_the_least_and_the_others_share_the_rest() -> N
     three = start(game(invalid="forfeit", penalty=-1, parameters={"players": 3}), "a", "b", "c")
     assert await three.step({"a": "?"}) == {"a": -1.0}
     assert three.outcome().rewards == {"a": -2.0, "b": 1.0, "c": 1.0}
+    # Bids are made at the same time, so that two can forfeit together; what the third gets is in the declared range.
+    bids = game("goofspiel", invalid="forfeit", parameters={"players": 3, "num_cards": 3})
+    alone = start(bids, "a", "b", "c")
+    await alone.step({"a": "?", "b": "?", "c": "Bid: 1"})
+    assert alone.outcome().rewards == {"a": -1.0, "b": -1.0, "c": 2.0}
+    assert bids.reward_range == (-1.0, 2.0)
+    assert game(invalid="forfeit").reward_range == (-2.0, 2.0)
     together = start(game("tiny_hanabi", invalid="forfeit"), "a", "b")
     await together.step({"a": "a1"})
     await together.step({"b": "?"})

@@ -244,6 +244,18 @@ def test_several_groups_that_become_too_old_are_taken_one_after_the_other(
     assert sorted(taken[task.id] for task in late) == [3, 4]
 
 
+def test_each_redraw_has_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "SamplingProcess", LateSampler)
+    with Trainer(**settings()) as trainer:
+        rollouts = rollouts_of(trainer)
+        [task, *_] = training_tasks(trainer.config.environment, trainer.config, 1)
+        rollouts.tasks.draws = SimpleNamespace(of=lambda step, attempt: [task])
+        for attempt in range(3):
+            rollouts._start(1, 1, 0, attempt)
+        seeds = [each.seed for one in rollouts._wanted.values() for each in one.episodes]
+    assert len(set(seeds)) == len(seeds) == 3 * 2
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_another_number_of_ranks_divides_the_groups_evenly(
     size: int, monkeypatch: pytest.MonkeyPatch

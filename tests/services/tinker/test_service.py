@@ -29,6 +29,8 @@ Data = tuple[Sequence[int], Mapping[str, Sequence[float]]]
 TEXT = [10, 60, 70, 61, 71, 62, 72, 63]
 OTHER = [20, 80, 90, 81, 91, 82]
 ADAM = {"learning_rate": 0.01, "beta1": 0.8, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.1}
+CLIPS = (0.5, 0.02)
+"""The largest norm of the gradient in each of two steps."""
 
 
 def example(text: Sequence[int], **inputs: Sequence[float]) -> Data:
@@ -89,7 +91,7 @@ def test_mixed_steps_of_two_clients_equal_those_of_peft_and_torch(
     starts = {name: each.save(models[name], "start")["path"] for name, each in callers.items()}
     references = {name: Reference(folder_of(server, name, path)) for name, path in starts.items()}
     mixed = server.service.training.mixed
-    for _ in range(2):
+    for clip in CLIPS:
         begun = {
             name: each.begin_passes(models[name], [inputs[name]], losses[name])
             for name, each in callers.items()
@@ -107,8 +109,11 @@ def test_mixed_steps_of_two_clients_equal_those_of_peft_and_torch(
             assert math.isclose(total, float(loss.detach()), rel_tol=1e-5)
             reference.optimizer.zero_grad()
             loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(reference.model.parameters(), clip)
             reference.optimizer.step()
-            assert each.step(models[name], **ADAM)["metrics"]["grad_norm"] > 0
+            found = each.step(models[name], **ADAM, grad_clip_norm=clip)["metrics"]["grad_norm"]
+            assert math.isclose(found, float(norm), rel_tol=1e-4)
+            assert found > clip
     assert server.service.training.mixed >= mixed + 2, "both clients' examples share each pass"
     for name, each in callers.items():
         ours = saved(server, name, each.save(models[name], "end")["path"])
@@ -150,9 +155,11 @@ def test_losses_are_the_documented_sums(loss: str, config: dict[str, float], exp
     model = with_adapters("one")
     columns = {
         "logprobs": torch.linspace(-7.0, -4.0, 7)[:, None],
-        "advantages": torch.linspace(-1.0, 2.0, 7)[:, None],
+        # The ratios fall from 4 to 0.2; each side of the clip range has both signs.
+        "advantages": torch.tensor([-1.0, 2.0, 0.5, -0.5, 1.0, -2.0, 1.5])[:, None],
     }
-    given = {} if loss == "cross_entropy" else columns
+    weights = torch.linspace(0.0, 1.5, 7)[:, None]
+    given = {"weights": weights, **({} if loss == "cross_entropy" else columns)}
     targets = torch.tensor(TEXT[1:])[:, None]
     one = Example("one", tuple(TEXT[:-1]), targets, loss, given, config, backward=True)
     (found,) = score(model, [one])
@@ -163,7 +170,8 @@ def test_losses_are_the_documented_sums(loss: str, config: dict[str, float], exp
     with model.bank.routed([("one", 0, 1)]):
         logits = model.model(input_ids=torch.tensor([TEXT[:-1]])).logits[0]
     logp = logits.log_softmax(-1).gather(1, targets)[:, 0]
-    total = expected(logp, columns["logprobs"][:, 0], columns["advantages"][:, 0]).sum()
+    each_N = expected(logp, columns["logprobs"][:, 0], columns["advantages"][:, 0])
+    total = (each_N * weights[:, 0]).sum()
     total.backward()
     assert math.isclose(found.loss, float(total.detach()), rel_tol=1e-4)
     for key, each in parameters.items():

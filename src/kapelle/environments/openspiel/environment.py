@@ -166,12 +166,20 @@ class OpenSpiel(GameSettings, Enumerable, ListsMoves, Reporting, HasPlayers, Pro
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """The range of the game's utilities, with the minimum lowered by the penalty for as many invalid moves as a game can have."""
+        """The range of the game's utilities, with the minimum lowered by the penalty for as many invalid moves as a game can have.
+
+        The maximum includes the share of a player if others forfeit.
+        """
         ranges = []
         for game in (self.loaded, *self._levels()):
             rules = self._conduct(game)
             most = 1 if rules.forfeit else game.max_game_length()
-            ranges.append((float(game.min_utility()) + rules.penalty * most, float(game.max_utility())))
+            low, high = float(game.min_utility()) + rules.penalty * most, float(game.max_utility())
+            if rules.forfeit and game.num_players() > 1 and game.utility_sum() is not None:
+                # All but one can forfeit at the same moment if moves are simultaneous.
+                at_once = game.get_type().dynamics == spiel().GameType.Dynamics.SIMULTANEOUS
+                high = max(high, _share_of_others(game, game.num_players() - 1 if at_once else 1))
+            ranges.append((low, high))
         return min(low for low, _ in ranges), max(high for _, high in ranges)
 
     @property
@@ -471,6 +479,11 @@ def _moving(state: Any) -> tuple[int, ...]:
     return tuple(each for each in range(state.num_players()) if state.legal_actions(each))
 
 
+def _share_of_others(game: Any, lost: int) -> float:
+    """Return the return of each other player of a constant-sum game if `lost` players forfeit."""
+    return float((game.utility_sum() - lost * game.min_utility()) / (game.num_players() - lost))
+
+
 @dataclass(slots=True)
 class Players:
     """The assignment of agents and opponents to the players of a game."""
@@ -607,11 +620,11 @@ class GameState(KnowsMoves):
         lost, count = len(self._forfeited), self._game.num_players()
         if not lost:
             return returns
-        least, total = float(self._game.min_utility()), self._game.utility_sum()
+        least = float(self._game.min_utility())
         if lost == count or self._game.get_type().utility.name == "IDENTICAL":
             return [least] * count
-        if total is not None:
-            returns = [(total - lost * least) / (count - lost)] * count
+        if self._game.utility_sum() is not None:
+            returns = [_share_of_others(self._game, lost)] * count
         return [least if player in self._forfeited else returns[player] for player in range(count)]
 
     def _add_rewards(self) -> None:

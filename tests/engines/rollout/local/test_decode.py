@@ -169,6 +169,21 @@ class TestStops:
                     break
             assert first_stop(StopSearch(tokenizer, stops, begun), ids[len(begun) :]) == expected
 
+    @pytest.mark.parametrize(
+        ("before", "ending", "stops"),
+        [
+            ("say ", "hello", ("lo", "hello")),
+            ("so " * 60, "on, " * 20 + "end", ("!", "on, " * 20 + "end")),
+        ],
+        ids=["the longer begins first", "one is far longer"],
+    )
+    def test_they_may_have_different_lengths(
+        self, tokenizer: Any, before: str, ending: str, stops: tuple[str, ...]
+    ) -> None:
+        ids = tokenizer(before + ending + "!", add_special_tokens=False)["input_ids"]
+        found = first_stop(StopSearch(tokenizer, stops, ()), ids)
+        assert found == (len(before + ending) - 1, before)
+
 
 class TestCompaction:
     def test_dropping_finished_rows_changes_nothing(self, model: LanguageModel) -> None:

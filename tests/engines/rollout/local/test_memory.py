@@ -81,6 +81,24 @@ def test_interrupted_rows_continue_unchanged(model: LanguageModel, stop: tuple[s
     same(outputs, told_by(Decoder(model, 2, 4096), jobs))
 
 
+@pytest.mark.parametrize(
+    ("prompts", "most_tokens", "places", "expected"),
+    [
+        ("different", 20, 300, 10),  # each takes 10 + 20 places
+        ("equal", 20, 300, 14),  # the prompt is stored once
+        ("different", 500, 300, 2),  # completions are expected to have at most 128 tokens
+        ("different", 20, 5, 1),  # one always begins
+    ],
+)
+def test_as_many_rows_begin_as_are_expected_to_fit(
+    model: LanguageModel, prompts: str, most_tokens: int, places: int, expected: int
+) -> None:
+    sampling = Sampling(max_tokens=most_tokens)
+    firsts = [6 + number * (prompts == "different") for number in range(40)]
+    jobs = [Job("a", (first, *range(7, 16)), sampling, number) for number, first in enumerate(firsts)]
+    assert Decoder(model, kv_bytes=places * place_bytes(model)).room(jobs) == expected
+
+
 def runs_out(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, at: Sequence[int]) -> None:
     """Let the calls with these numbers of a method run out of memory."""
     plain: Callable[..., Tensor] = getattr(kind, name)

@@ -70,6 +70,13 @@ class TestTurns:
         (fresh,) = told_by(Decoder(model), [second])
         same(again, fresh)
 
+    @pytest.mark.parametrize(("most", "kept"), [(0, 0), (160, 150), (1000, 300)])
+    def test_no_more_tokens_are_kept_than_allowed(self, model: LanguageModel, most: int, kept: int) -> None:
+        decoder = Decoder(model, kept_tokens=most)
+        # Six prompts of 50 tokens, whose single sampled tokens are never read.
+        told_by(decoder, [Job("a", ids(50, k), Sampling(max_tokens=1), k) for k in range(6)])
+        assert decoder.kept_places == kept
+
     def test_conversations_of_all_lengths_equal_fresh_ones(self, model: LanguageModel) -> None:
         decoder = Decoder(model, kept_tokens=10_000)
         prompts = {(name, k): ids(3 + 5 * k, k) for k in range(6) for name in ("a", None, "b")}

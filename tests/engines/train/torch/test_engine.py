@@ -24,6 +24,7 @@ from tests.support.tiny import (
 )
 from torch import Tensor
 
+from kapelle.algorithm import Loss, Outputs, Targets
 from kapelle.algorithms.shared.surrogate import SurrogateConfig, ValueLossConfig
 from kapelle.engines.train.protocol import Objective, UpdateLimits
 from kapelle.errors import ContextError
@@ -208,6 +209,31 @@ class TestPolicyByPolicy:
         assert norms["quiet"] < 0.1
 
 
+def test_the_loss_of_a_critic_is_multiplied_by_its_coefficient() -> None:
+    norms = []
+    for coefficient in (0.5, 2.0):
+        engine = train_engine(lora_policies("a"), [Critic("v", lora=LORA)])
+        weighed = Objective(CLIPPED, VALUES, coefficient)
+        norms.append(engine.update(critic_samples(["v"]), weighed)["grad_norm/v"])
+    assert norms[1] == pytest.approx(4 * norms[0], rel=1e-4)
+
+
+def test_every_pass_over_the_samples_is_divided_anew() -> None:
+    engine = train_engine(lora_policies("a"))
+    samples = with_behaviour(engine, draw_samples(["a"], [(2, 1)] * 12))
+    samples = with_columns(samples, advantage=[torch.tensor([float(k)]) for k in range(12)])
+    parts: list[frozenset[float]] = []
+
+    def noted(outputs: Outputs, targets: Targets) -> Loss:
+        parts.append(frozenset(targets["advantage"].tolist()))
+        return CLIPPED(outputs, targets)
+
+    for _ in range(2):
+        engine.update(samples, Objective(noted, epochs=2, minibatches=2, parity=False))
+    assert len(set(parts[::2])) == 4
+    assert all(one | other == set(range(12)) for one, other in zip(parts[::2], parts[1::2], strict=True))
+
+
 class TestParity:
     def test_dropout_depends_on_the_engines_seed_and_not_on_the_process(self) -> None:
         states = []
@@ -220,6 +246,12 @@ class TestParity:
             states.append(engine.state())
         assert same_bits(states[0], states[1])
         assert not same_bits(states[0], states[2])
+
+    def test_each_step_has_its_own_dropout(self) -> None:
+        engine = train_engine([Policy("a", lora=Lora(rank=2, dropout=0.5))], lr=1e-9)
+        samples = with_behaviour(engine, drawn(["a"]))
+        one, other = (engine.update(samples, objective())["grad_norm/a"] for _ in range(2))
+        assert abs(one - other) > 1e-3 * one
 
 
 def test_a_critic_reads_no_more_than_its_model_does() -> None:

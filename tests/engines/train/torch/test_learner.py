@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD
 from transformers import get_scheduler
 
-from kapelle.engines.train.torch.learner import Learner, LossScale, rate_at, take_steps
+from kapelle.engines.train.torch.learner import Learner, LossScale, _norm, rate_at, take_steps
 from kapelle.errors import NumericsError
 from kapelle.settings.schema import OptimizerConfig
 
@@ -56,6 +56,17 @@ class TestClipping:
         moments = one.state()["optimizer"]
         kept = [float(moments[name]["exp_avg"]) / 0.1 for name in ("w0", "w1")]
         assert kept == pytest.approx([0.6, 0.8], abs=1e-5)
+
+    def test_a_smaller_gradient_is_not_enlarged(self) -> None:
+        one = learner(1.0, 1.0, max_grad_norm=1.0)
+        assert push(one, 0.3, 0.4)["grad_norm"] == pytest.approx(0.5)
+        moments = one.state()["optimizer"]
+        assert [float(moments[name]["exp_avg"]) for name in ("w0", "w1")] == pytest.approx([0.03, 0.04])
+
+    def test_the_norm_is_that_of_all_kinds_of_tensors_together(self) -> None:
+        # As of shards and of the whole head of a critic.
+        kinds = [{"w0": torch.tensor([3.0])}, {"w1": torch.tensor([4.0])}]
+        assert float(_norm(kinds)) == pytest.approx(5.0)
 
 
 class TestSchedules:
@@ -121,8 +132,7 @@ class TestLossScale:
     def test_the_step_does_not_depend_on_it(self) -> None:
         plain, scaled = learner(1.0), learner(1.0, scaled=True)
         for gradient in (1.0, -0.25):
-            push(plain, gradient)
-            push(scaled, gradient)
+            assert push(plain, gradient)["grad_norm"] == push(scaled, gradient)["grad_norm"] == abs(gradient)
         assert values(scaled) == pytest.approx(values(plain), abs=1e-6)
         assert float(scaled.scaled(torch.ones(()))) == 65536.0
 
