@@ -127,8 +127,8 @@ def summed_up(numbers: Sequence[float]) -> tuple[float, float, float]:
     values = np.asarray(numbers, dtype=np.float64)
     draws = np.random.default_rng(0).integers(len(values), size=(10_000, len(values)))
     middles = interquartile_mean(values[draws])
-    between = "linear" if np.isfinite(middles).all() else "inverted_cdf"  # nothing lies between infinities
-    low, high = np.quantile(middles, (0.025, 0.975), method=between)
+    finite = bool(np.isfinite(middles).all())  # nothing lies between infinities
+    low, high = np.quantile(middles, (0.025, 0.975), method="linear" if finite else "inverted_cdf")
     return float(interquartile_mean(values)), float(low), float(high)
 
 

@@ -93,7 +93,7 @@ def measure(arm: Mapping[str, Any], seed: int, rate: float) -> Result:
     found = {
         "area": curve.area(TOKENS),
         "agreed": curve.end,
-        "right": fmean(answers[case].get(run.environment.alphabet[case], 0.0) for case in range(QUESTIONS)),
+        "right": fmean(answers[case].get("ABCD"[case], 0.0) for case in range(QUESTIONS)),
         "insists": fmean(
             sum(p * run.say(0, f"style {case} {letter}").get("B", 0.0) for letter, p in answers[case].items())
             for case in range(QUESTIONS)
