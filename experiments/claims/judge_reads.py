@@ -157,13 +157,14 @@ CLAIM = Claim(
     plot="bars",
     plotted=("right", "", "probability that the solver is right at the end"),
     remark=(
-        "The order matters if the judge does not learn. A frozen judge that answers first pays for its own letter only, and the "
-        "solver becomes right; a frozen judge that reads first also pays for insistence, and the solver keeps some of its "
-        "mistakes. If the judge learns to agree, the order does not help: both then play a coordination game that any common "
-        "letter wins, and because the solver's mistake is as good a start as the judge's knowledge, they often agree on a wrong "
-        "letter. Agreement, which a run without a reference shows, is then 1 in every arm. Only a reference for the judge makes "
-        "the solver right when both learn. The bounds were set before any run. The setting was changed once, after a check of "
-        "one seed (9001): at first solver and judge began with the same knowledge, so that there was nothing to be persuaded of."
+        "Both runs show that a judge that reads first and learns to agree accepts mistakes, that a frozen judge that reads first "
+        "makes the solver insistent, and that a reference for the judge makes the solver right. Whether it helps that the judge "
+        "answers first is open. If both learn to agree, they play a coordination game that any common letter wins, and the "
+        "solver's mistake is as good a start as the judge's knowledge, so each question ends right or wrong by chance, at the "
+        "same rate in both runs. With a frozen judge the runs chose different rates, since agreement, by which rates are chosen, "
+        "differs little between them, and the solver's answers differ. The bounds were set "
+        "before any run. The setting was changed once, after a check of one seed (9001): at first solver and judge began with "
+        "the same knowledge, so that there was nothing to be persuaded of."
     ),
     landmarks=lambda: {"at first": 1 / 6},
 )
